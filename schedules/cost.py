@@ -14,7 +14,7 @@ from schedules.codes import looked_up, raw_needs_gain, weight_bits
 from schedules.cpu_policy import tile_program
 from schedules.footprint import operand_bytes, scale_bytes, scale_span
 from schedules.instructions import INSTRUCTIONS, PLANE_OPERATIONS, RECIPES
-from schedules.layouts import LANES, padded, planes
+from schedules.layouts import LANES, LEAST_GROUP, padded, planes
 from schedules.schedule import TransformList
 from targets import TileDevice
 from tile_types import get_type
@@ -54,8 +54,10 @@ class Cost(NamedTuple):
 def weight_bytes(gemm: Gemm) -> int:
     """Return the bytes of packed weights with their scales and zeros."""
     n, k = padded(gemm.n), padded(gemm.k)
-    groups = -(-k // (scale_span(gemm) or k)) if gemm.activation in LANES else gemm.groups
-    scales = scale_bytes(gemm, n, groups) if gemm.activation in LANES else 2 * n * groups
+    if gemm.activation not in LANES or (gemm.group_size < gemm.k and gemm.group_size % LEAST_GROUP):
+        scales = 2 * n * gemm.groups  # as CPUs have them
+    else:
+        scales = scale_bytes(gemm, n, -(-k // (scale_span(gemm) or k)))
     return n * k * weight_bits(gemm) // 8 + scales
 
 

@@ -296,6 +296,10 @@ def taken(bits: int, lane: int, order: str) -> tuple[tuple[Piece, ...], ...]:
     )
 
 
+LEAST_GROUP = 16
+"""Elements that a scale of the GPUs' layout serves at least; it serves a multiple of that."""
+
+
 def packed_group(group_size: int, k: int) -> int:
     """Return how many elements along K one packed scale serves.
 
@@ -306,7 +310,7 @@ def packed_group(group_size: int, k: int) -> int:
     """
     if group_size >= k:
         return padded(k)
-    for granule in (64, 32, 16):
+    for granule in (64, 32, LEAST_GROUP):
         if group_size % granule == 0:
             return group_size if granule == 64 else granule
     raise ShapeError(

@@ -19,7 +19,7 @@ from ladder.api.linear import Linear
 from ladder.api.linear_modules import is_linear
 from ladder.api.stacked_experts import held, holder, install, is_experts, quantized_layers, stacks
 from ladder.ir.gemm import Gemm
-from tile_types.errors import LadderError, ShapeError, require_kind
+from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind
 
 Filter = Callable[[str, torch.nn.Module], bool]
 Options = Mapping[str, Any]
@@ -152,8 +152,9 @@ def quantize_(
     _require_model(model)
     if kv_cache is not None:
         require_stored(kv_cache)
-    skip = (skip,) if isinstance(skip, str) else tuple(skip)
-    plan = _Rules({"weight": weight, **options}, filter, skip, dict(overrides or {}), convolutions, model)
+    skip, overrides = (skip,) if isinstance(skip, str) else tuple(skip), dict(overrides or {})
+    _require_rules(filter, skip, overrides)
+    plan = _Rules({"weight": weight, **options}, filter, skip, overrides, convolutions, model)
     if calibration is not None:
         plan.observe(model, calibration)
     replaced: dict[torch.nn.Module, Linear | Conv] = {}
@@ -171,6 +172,16 @@ def _require_model(model: torch.nn.Module) -> None:
     require_kind(model, torch.nn.Module, "quantize_ takes a torch.nn.Module")
     if is_linear(model):
         raise ShapeError(f"{type(model).__name__}: no layer replaces itself, use ladder.Linear.from_linear")
+
+
+def _require_rules(filter: Any, skip: Iterable[Any], overrides: Iterable[Any]) -> None:
+    """Raise `DTypeError` unless a filter can be called, and patterns are text."""
+    if filter is not None and not callable(filter):
+        raise DTypeError(f"filter must be a function of a layer's name and the layer, got {filter!r}")
+    for label, patterns in (("skip", skip), ("overrides", overrides)):
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise DTypeError(f"{label} takes patterns of names, such as '*.mlp.*', got {pattern!r}")
 
 
 def _caches_stored_as(kv_cache: str | None, model: torch.nn.Module) -> tuple[tuple[str, Any], ...]:

@@ -185,6 +185,7 @@ def test_gemm_on_this_cpu_is_exact_and_timed(ladder: Command) -> None:
         ["--weight", "uint4", "--zero", "integer", "--bias", "--epilogue", "silu"],
         ["--weight", "mxfp4"],
         ["--weight", "int4", "--activation", "int8", "--group-size", "-1"],
+        ["--group-size", "12"],
         ["-m", "0"],
     ],
 )

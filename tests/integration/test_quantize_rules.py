@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -84,6 +86,21 @@ def test_layers_without_values_are_named() -> None:
     assert "layer '0'" in caught.value.__notes__[0]
     with pytest.raises(ladder.DTypeError, match=r"takes a torch\.nn\.Module, got Tensor"):
         ladder.quantize_(torch.zeros(4, 4), "int4")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"skip": [3]}, "skip takes patterns of names"),
+        ({"overrides": {3: "int8"}}, "overrides takes patterns of names"),
+        ({"filter": "0"}, "filter must be a function"),
+    ],
+)
+def test_rules_of_other_kinds_are_refused(options: dict[str, Any], words: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    with pytest.raises(ladder.DTypeError, match=words):
+        ladder.quantize_(model, **options)
+    assert type(model[0]) is torch.nn.Linear
 
 
 @pytest.mark.parametrize("bias", [True, False])
