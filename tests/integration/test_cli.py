@@ -351,7 +351,7 @@ def test_explain_shows_what_the_code_takes(ladder: Command) -> None:
 def test_explain_without_a_compiler_says_that_there_is_no_evidence(
     ladder: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("LADDER_NVCC", "/nowhere/nvcc")
     monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
     done = ladder("explain", *GPU, "--json")
     assert done.code == OK, done.err
