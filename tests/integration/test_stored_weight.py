@@ -84,7 +84,6 @@ USES: dict[str, Callable[[torch.Tensor], Any]] = {
     "keyword": lambda w: functional.linear(torch.ones(1, K), weight=w),
     "operator": lambda w: 2 - w,
     "from C++": lambda w: torch.ops.aten.mm.default(w, w.t()),
-    "written": lambda w: [w.mul_(2), w.add_(1), w.clone()][-1],
     "text": repr,
     "first": lambda w: next(iter(w)),
 }
@@ -114,10 +113,17 @@ def test_a_weight_lies_where_it_will_be() -> None:
 
 
 def test_values_are_computed_once_for_each_access(layer: ladder.Linear) -> None:
-    weight = layer.weight
-    weight.zero_()
-    assert not weight.any()
-    assert torch.equal(layer.weight, exact(layer))
+    computed: list[torch.Tensor] = []
+
+    def compute() -> torch.Tensor:
+        computed.append(torch.ones(2, 3))
+        return computed[-1]
+
+    weight = StoredWeight((2, 3), torch.float32, torch.device("cpu"), compute)
+    assert not computed
+    assert torch.equal(weight + 1, weight * 2)
+    assert len(computed) == 1
+    assert layer.weight is not layer.weight
 
 
 class AsksForItsType(torch.nn.Module):
