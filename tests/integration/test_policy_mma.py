@@ -20,12 +20,9 @@ SPECS = {
 """Pipeline -> the decisions about a kernel, which check its sizes against the device's."""
 
 
-@pytest.mark.costly
-@pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89"])
-@pytest.mark.parametrize("weight", ["uint1", "int3", "nf4", "int8"])
-@pytest.mark.parametrize(("group", "zero"), [(128, "none"), (16, "integer"), (0, "none")])
-def test_emitters_accept_proposed_schedules(arch: str, weight: str, group: int, zero: str) -> None:
-    device = get_device(f"cuda/{arch}")
+def accepted(arch: str, weight: str, group: int, zero: str) -> set[str]:
+    """Return the pipelines of all schedules that are proposed for an architecture, each accepted."""
+    found, device = set(), get_device(f"cuda/{arch}")
     for activation in ("float16", "bfloat16", "int8", "fp8_e4m3"):
         if not representable(weight, activation, zero):
             continue  # no product has these operands
@@ -40,3 +37,17 @@ def test_emitters_accept_proposed_schedules(arch: str, weight: str, group: int, 
                 schedule = candidate.schedule
                 assert isinstance(schedule, GpuSchedule)
                 SPECS[schedule.pipeline](gemm, device, schedule)
+                found.add(schedule.pipeline)
+    return found
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("arch", ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89"])
+@pytest.mark.parametrize("weight", ["uint1", "int3", "nf4", "int8"])
+@pytest.mark.parametrize(("group", "zero"), [(128, "none"), (16, "integer"), (0, "none")])
+def test_emitters_accept_proposed_schedules(arch: str, weight: str, group: int, zero: str) -> None:
+    accepted(arch, weight, group, zero)
+
+
+def test_schedules_of_all_pipelines_are_proposed_and_accepted() -> None:
+    assert accepted("sm_89", "uint1", 128, "none") == set(SPECS)

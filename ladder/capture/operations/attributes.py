@@ -312,7 +312,7 @@ def _class_method(vm: Interpreter, found: Any, kind: type) -> Any:
     inner = pinned_part(vm, found.__func__)
     if CHAINS_DESCRIPTORS and type(inner) is not types.FunctionType and hasattr(type(inner), "__get__"):
         return bind_descriptor(vm, inner, kind, kind)
-    return types.MethodType(inner, kind)
+    return found.__get__(None, kind)  # what is inside need not be callable, as `MethodType` asks
 
 
 def _is_property(vm: Interpreter, described: type) -> bool:
