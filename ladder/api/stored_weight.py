@@ -39,9 +39,11 @@ METADATA = frozenset(
 )
 """Operations that a `StoredWeight` answers without its values."""
 
-
 IN_PLACE = frozenset(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"))
 """Operators of Python that write their first operand."""
+
+OF_AUTOGRAD = frozenset({"requires_grad_", "detach_", "share_memory_"})
+"""Methods named as those that write, which write no values."""
 
 
 class Stored(NamedTuple):
@@ -85,7 +87,7 @@ class StoredWeight(torch.Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Answer for metadata; refuse writes; give everything else the values."""
-        if _writes(func.__name__) and args and isinstance(args[0], StoredWeight):
+        if _writes(func) and args and isinstance(args[0], StoredWeight):
             raise LadderError(
                 f"{func.__name__} would write into decoded values, which nobody reads again: give the layer"
                 " another weight with set_weight"
@@ -105,9 +107,13 @@ class StoredWeight(torch.Tensor):
         return func(*_with_values(args), **_with_values(kwargs or {}))
 
 
-def _writes(name: str) -> bool:
-    """Tell whether a method of tensors writes its tensor, by its name."""
-    return name in ("__set__", "__setitem__") or (name[-1] == "_" and name[-2] != "_") or name in IN_PLACE
+def _writes(method: Any) -> bool:
+    """Tell whether a method of tensors writes the values of its tensor, by its name."""
+    name = method.__name__
+    if name == "__set__":  # of a property
+        return method.__self__ is _TENSOR.data
+    in_place = name[-1] == "_" and name[-2] != "_" and name not in OF_AUTOGRAD
+    return in_place or name == "__setitem__" or name in IN_PLACE
 
 
 def _with_values(given: Any) -> Any:

@@ -131,3 +131,9 @@ WRITES: dict[str, Any] = {
 def test_writes_into_decoded_weights_are_refused(way: str) -> None:
     with pytest.raises(LadderError, match="set_weight"):
         WRITES[way](frozen(group_size=32).weight)
+
+
+def test_whoever_freezes_weights_may_freeze_decoded_ones() -> None:
+    weight = frozen(group_size=32).weight
+    weight.requires_grad = False
+    assert not weight.requires_grad_(False).requires_grad
