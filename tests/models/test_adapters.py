@@ -137,3 +137,15 @@ def test_whoever_freezes_weights_may_freeze_decoded_ones() -> None:
     weight = frozen(group_size=32).weight
     weight.requires_grad = False
     assert not weight.requires_grad_(False).requires_grad
+
+
+def test_a_model_that_was_prepared_for_training_runs_on_kernels() -> None:
+    """PEFT lets what embeddings give have gradients, so that checkpointed layers have some."""
+    model = nn.Sequential(nn.Embedding(8, K), Adapted(frozen(group_size=32))).eval()
+    model[0].register_forward_hook(lambda module, given, result: result.requires_grad_(True))
+    fast, tokens = ladder.compile(model), torch.tensor([[1, 5, 2]])
+    with torch.no_grad():
+        wanted = model(tokens)
+        for _ in range(3):
+            torch.testing.assert_close(fast(tokens), wanted)
+    assert not fast.refused

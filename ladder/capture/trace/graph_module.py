@@ -113,15 +113,26 @@ def switched(
 
     inside: Nodes of its branches and loops, which leave the recording of gradients as it was.
     """
-    if any(node.op == "call_method" and node.target in ASKING_FOR_GRADIENTS for node in graph.nodes):
-        return "it says of tensors whether they have gradients"
     written = _switches(graph.nodes)
+    recorded = True in (*written, *_switches(inside))
+    asking = [n for n in graph.nodes if n.op == "call_method" and n.target in ASKING_FOR_GRADIENTS]
+    if asking and (before or recorded or not all(map(_asks_in_vain, asking))):
+        return "it says of tensors whether they have gradients"
     if written and written[-1] is not before:
         return "it leaves the recording of gradients otherwise than it was"
-    recorded = True in (*written, *_switches(inside))
     if recorded and any(is_a(item, torch.Tensor) and item.requires_grad for item in examples):
         return "gradients are recorded in a part of it"
     return ""
+
+
+def _asks_in_vain(node: torch.fx.Node) -> bool:
+    """Tell whether a method asks for gradients of what the graph looks up itself, as PEFT does of embeddings.
+
+    Where none are recorded, that changes no number, and nobody else has the tensor.
+    """
+    source = node.args[0]
+    made = is_a(source, torch.fx.Node) and source.target is torch.nn.functional.embedding
+    return made and node.target == "requires_grad_"
 
 
 def _switches(nodes: Iterable[torch.fx.Node]) -> list[Any]:
