@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ladder.capture import capture
-from ladder.capture.heap.table import Entry, Table
+from ladder.capture.heap.table import INSTANCES_COUNT, Entry, Table
 
 LAYERS = 10
 
@@ -259,6 +259,7 @@ def test_equal_keys_of_other_kinds_are_told_apart(kind: Callable[[Any], Any]) ->
         assert fast(torch.ones(2))[1] == repr([key])
 
 
+@pytest.mark.skipif(not INSTANCES_COUNT, reason="instances hold their values themselves, as Python 3.13's do")
 def test_the_second_call_looks_into_no_dictionary_that_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = model()
     fast = capture(layers)

@@ -159,7 +159,8 @@ def test_any_kind_of_change_is_noticed(how: str, held: dict[str, int]) -> None:
 
 
 def test_empty_dictionaries_are_looked_at_where_torch_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"dict_version": lambda _: 1, "changes": None, "CLONES_COUNT": False}.items():
+    torchs = {"dict_version": lambda _: 1, "changes": None, "CLONES_COUNT": False, "INSTANCES_COUNT": True}
+    for name, value in torchs.items():
         monkeypatch.setattr(f"ladder.capture.heap.table.{name}", value)
     home, beside = dict[str, int](), dict[str, int]()
     table = Table()
@@ -230,6 +231,8 @@ def test_classes_and_dictionaries_of_several_objects_are_compared(what: str, at:
     owners = [Plain() for _ in range(3)]
     for number, owner in enumerate(owners):
         owner.number = number  # type: ignore[attr-defined]
+    if not Objects.takes(owners[0], vars(owners[0])):
+        pytest.skip("instances hold their values themselves, as Python 3.13's do: they are compared apart")
     objects = Objects({id(owner): (owner, vars(owner), Plain) for owner in owners})
     assert objects.hold()
     owners[0].number = 7  # type: ignore[attr-defined]
