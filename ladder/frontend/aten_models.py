@@ -85,7 +85,7 @@ SMALLEST_SCALE = 2.0**-126
 def _token_codes(im: Importer, out: str, x: str, activation: str, group: int = 0) -> Any:
     """Return (codes, scales) of rows: a chain like any other, so that it joins what computes x.
 
-    As `ladder.lower.cuda.quantize` computes them; what is not int8 by rows has a kernel of its own.
+    As `ladder.lower.gpu.quantize` computes them; what is not int8 by rows has a kernel of its own.
     """
     if activation != "int8" or group or not im.few_launches:
         return None

@@ -43,12 +43,6 @@ KERNELS = {
 SKELETONS = {"cpu": "ladder.lower.skeletons.loopnest:emit"}
 """Skeleton -> ``module:function`` that emits a tile program."""
 
-QUANTIZERS = {
-    "cuda": "ladder.lower.cuda.quantize:CudaQuantizer",
-    "rocm": "ladder.lower.rocm.quantize:RocmQuantizer",
-}
-"""TVM target kind -> ``module:class``: ``(quantization, device)``, whose ``emit()`` emits the kernel."""
-
 ATTENTION = {"cuda": "ladder.lower.cuda.attention:emit", "rocm": "ladder.lower.rocm.attention:emit"}
 """TVM target kind -> ``module:function``: ``(form, device, schedule, name)`` emits a kernel of attention."""
 
@@ -189,11 +183,12 @@ def emit_quantizer(plan: Any, device: TileDevice, name: str) -> Any:
     Raises ScheduleError if its threads do not fit the device.
     """
     from ladder.lower import builder
+    from ladder.lower.chain.gpu import DIALECTS
+    from ladder.lower.gpu.quantize import Quantizer
 
     device.core_for(plan.activation)
-    quantizer = resolve(QUANTIZERS, "target kind", device.kind)
     with builder.function(name) as result:
-        quantizer(plan, device).emit()
+        Quantizer(plan, DIALECTS[device.kind](device)).emit()
     return result.func
 
 

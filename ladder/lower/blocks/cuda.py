@@ -9,13 +9,14 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.blocks.dialect import BlockDialect, Combine, Matrix, SharedMatrix
+from ladder.lower.blocks.dialect import BlockDialect, Matrix, SharedMatrix
 from ladder.lower.blocks.fragments import ROWS, FragmentShape, hold, zeros
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import SharedMemory
 from ladder.lower.blocks.threads import Threads
-from ladder.lower.cuda.functions import FUNCTIONS, LOG2_E, exponential, pack, special
+from ladder.lower.chain.cuda import CudaDialect
+from ladder.lower.cuda.functions import LOG2_E, exponential, special
 from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.instructions import emit_step, select_step
 from targets import TileDevice
@@ -24,8 +25,6 @@ Expr = Any
 
 RESIDENT_BLOCKS = 1
 """Blocks that a multiprocessor must be able to hold: leaves a thread as many registers as there are."""
-
-EVERY_LANE = 0xFFFFFFFF
 
 NAMES = {"float32": "f32", "uint32": "u32", "uint16": "u16"}
 
@@ -55,7 +54,7 @@ class CudaBlocks(BlockDialect):
     }
 
     def __init__(self, device: TileDevice, shape: FragmentShape, operand: str) -> None:
-        super().__init__(device, shape)
+        super().__init__(CudaDialect(device), shape)
         self.instruction = select_step(device, operand)
 
     def launch(self, blocks: int, plan: BlockSchedule) -> tuple[Expr, Expr, Expr, Expr]:
@@ -118,30 +117,11 @@ class CudaBlocks(BlockDialect):
             b.store(buffer, results[lane], at + lane)
 
     # ---- registers -----------------------------------------------------------------------------------
-    def pack(self, low: Expr, high: Expr, dtype: str) -> Expr:
-        return pack(low, high, dtype)
-
-    def widened(self, bits: Expr, dtype: str) -> Expr:
-        return T.Cast("float32", T.reinterpret(bits, dtype=dtype))
-
     def rounded(self, value: Expr, dtype: str) -> Expr:
         return T.Cast("float32", T.Cast(dtype, value))
 
     def reciprocal(self, x: Expr) -> Expr:
         return special("reciprocal", x)
-
-    def exponential(self, x: Expr) -> Expr:
-        return exponential(x)
-
-    def greater(self, x: Expr, y: Expr) -> Expr:
-        return FUNCTIONS["maximum"](x, y)
-
-    def over_lanes(self, value: Expr, combine: Combine, distances: Sequence[int], lane: Expr) -> Expr:
-        total, warp = b.Variable("float32", value), self.shape.lanes
-        for distance in distances:
-            other = T.tvm_warp_shuffle_xor(T.uint32(EVERY_LANE), total.value, distance, warp, warp)
-            total.set(combine(total.value, other))
-        return total.value
 
     # ---- matrix instructions -------------------------------------------------------------------------
     def fragment_words(self, tile: SharedMatrix, m: int, n: Expr) -> list[Expr]:
@@ -180,7 +160,7 @@ class CudaBlocks(BlockDialect):
         return [words[2 * i :][:2] for i in range(count)]
 
     def packed_operand(self, fragments: Sequence[Sequence[Expr]], dtype: str, lane: Expr) -> list[Expr]:
-        return [pack(part[2 * i], part[2 * i + 1], dtype) for part in fragments for i in range(2)]
+        return [self.pack(part[2 * i], part[2 * i + 1], dtype) for part in fragments for i in range(2)]
 
     def multiply(self, sums: Any, at: int, a: Sequence[Expr], second: Sequence[Expr]) -> None:
         emit_step(self.instruction, "", sums, at, list(a), list(second))

@@ -19,8 +19,8 @@ from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import SharedMemory, TileLayout
 from ladder.lower.blocks.threads import Point, Threads
+from ladder.lower.chain.dialect import Dialect
 from ladder.lower.gpu.decode import Decoder
-from targets import TileDevice
 
 Expr = Any
 Combine = Callable[[Expr, Expr], Expr]
@@ -85,8 +85,8 @@ class BlockDialect(ABC):
     functions: ClassVar[Mapping[str, Callable[..., Expr]]]
     """Operators that are computed otherwise than the operator table says, within 2^-21."""
 
-    def __init__(self, device: TileDevice, shape: FragmentShape) -> None:
-        self.device, self.shape = device, shape
+    def __init__(self, chain: Dialect, shape: FragmentShape) -> None:
+        self.chain, self.device, self.shape = chain, chain.device, shape
 
     # ---- launch and shared memory --------------------------------------------------------------------
     @abstractmethod
@@ -158,38 +158,41 @@ class BlockDialect(ABC):
         """Round float32 to a buffer's neighbouring elements, and store them at once."""
 
     # ---- registers -----------------------------------------------------------------------------------
-    @abstractmethod
     def pack(self, low: Expr, high: Expr, dtype: str) -> Expr:
         """Return two floats rounded to 16 bits in one uint32 register."""
+        return b.Variable("uint32", self.chain.rounded_pair(low, high, dtype)).value
 
-    @abstractmethod
     def widened(self, bits: Expr, dtype: str) -> Expr:
         """Return the float32 of a 16-bit float, given as uint16."""
+        return self.chain.widened(bits, dtype, "float32")
 
     def unpack(self, word: Expr, dtype: str) -> list[Expr]:
         """Return the two halves of a register as float32."""
         halves = (T.Cast("uint16", word & T.uint32(0xFFFF)), T.Cast("uint16", word >> T.uint32(16)))
         return [self.widened(half, dtype) for half in halves]
 
-    @abstractmethod
     def rounded(self, value: Expr, dtype: str) -> Expr:
         """Return a float32 rounded to a 16-bit type, as a float32."""
+        return self.chain.rounded_through(value, dtype, b.bind)
 
     @abstractmethod
     def reciprocal(self, x: Expr) -> Expr:
         """Return the reciprocal of a float32."""
 
-    @abstractmethod
     def exponential(self, x: Expr) -> Expr:
         """Return ``exp(x)`` of a float32; subnormal results are 0."""
+        return self.chain.cheap["exp_ftz"](x)
 
-    @abstractmethod
     def greater(self, x: Expr, y: Expr) -> Expr:
         """Return the maximum of two float32, NaN if one is."""
+        return self.chain.functions["maximum"](x, y)
 
-    @abstractmethod
     def over_lanes(self, value: Expr, combine: Combine, distances: Sequence[int], lane: Expr) -> Expr:
         """Combine a float32 with those of lanes at distances, powers of two that ascend; all get it."""
+        total = b.Variable("float32", value)
+        for distance in distances:
+            total.set(combine(total.value, self.chain.shuffle(total.value, distance, lane)))
+        return total.value
 
     # ---- matrix instructions -------------------------------------------------------------------------
     @abstractmethod

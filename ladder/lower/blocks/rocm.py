@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
-from ladder.lower.blocks.dialect import BlockDialect, Combine, Matrix, SharedMatrix
+from ladder.lower.blocks.dialect import BlockDialect, Matrix, SharedMatrix
 from ladder.lower.blocks.fragments import ROWS, FragmentShape
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.lanes import fragment_lanes
@@ -81,10 +81,9 @@ class RocmBlocks(BlockDialect):
     }
 
     def __init__(self, device: TileDevice, shape: FragmentShape, operand: str) -> None:
-        super().__init__(device, shape)
+        super().__init__(RocmDialect(device), shape)
         self.repeats = fragment_of(device).operands
         self.step = step_of(device, operand, shape.run * self.repeats // 2)
-        self.chain = RocmDialect(device)
 
     def launch(self, blocks: int, plan: BlockSchedule) -> tuple[Expr, Expr, Expr, Expr]:
         block, thread = d.launch(blocks, plan.warps * self.shape.lanes)
@@ -156,29 +155,8 @@ class RocmBlocks(BlockDialect):
             b.store(buffer, d.as_type(d.vector(words), f"{dtype}x{count}"), d.lanes(at, count))
 
     # ---- registers -----------------------------------------------------------------------------------
-    def pack(self, low: Expr, high: Expr, dtype: str) -> Expr:
-        return b.Variable("uint32", self.chain.rounded_pair(low, high, dtype)).value
-
-    def widened(self, bits: Expr, dtype: str) -> Expr:
-        return self.chain.widened(bits, dtype, "float32")
-
-    def rounded(self, value: Expr, dtype: str) -> Expr:
-        return self.chain.rounded_through(value, dtype, b.bind)
-
     def reciprocal(self, x: Expr) -> Expr:
         return _reciprocal(x)
-
-    def exponential(self, x: Expr) -> Expr:
-        return CHEAP["exp_ftz"](x)
-
-    def greater(self, x: Expr, y: Expr) -> Expr:
-        return self.functions["maximum"](x, y)
-
-    def over_lanes(self, value: Expr, combine: Combine, distances: Sequence[int], lane: Expr) -> Expr:
-        total = b.Variable("float32", value)
-        for distance in distances:
-            total.set(combine(total.value, self.chain.shuffle(total.value, distance, lane)))
-        return total.value
 
     # ---- matrix instructions -------------------------------------------------------------------------
     def _own_words(self, tile: SharedMatrix, row: Expr, column: Expr) -> list[Expr]:

@@ -10,8 +10,9 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
-from ladder.lower.cuda.functions import CHEAP, FUNCTIONS
+from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, rounded_pair
 from ladder.lower.cuda.launch import Overlap
+from ladder.lower.gpu.emission import TirMachine, helper
 from targets import TileDevice
 
 Expr = Any
@@ -19,14 +20,8 @@ Expr = Any
 ACCESS = {4: ".v4", 2: ".v2", 1: ""}
 """Words of an access -> its suffix."""
 
-PACK = """
-__forceinline__ __device__ unsigned int ladder_pack_{name}(float low, float high) {{
-  unsigned int packed;
-  asm("cvt.rn.{ptx}.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}}
-"""
-PACKED = {"float16": "f16x2", "bfloat16": "bf16x2"}
+NARROW_PAIR = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f32", "fp8_e5m2": "cvt.rn.satfinite.e5m2x2.f32"}
+"""Two float32 to two 8-bit floats, rounded once (PTX ISA, cvt)."""
 
 
 class CudaDialect(Dialect):
@@ -34,6 +29,7 @@ class CudaDialect(Dialect):
 
     functions: ClassVar[Mapping[str, Callable[..., Expr]]] = FUNCTIONS
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = CHEAP
+    machine: ClassVar[type[TirMachine]] = TirMachine
 
     def __init__(self, device: TileDevice) -> None:
         super().__init__(device)
@@ -54,7 +50,7 @@ class CudaDialect(Dialect):
             self.shared = pool.alloc((words,), "uint32", align=128)
             pool.commit()
         self.overlap.release()
-        if self.overlap.possible:
+        if self.overlap.possible and inputs:
             self.prefetch(b.bind(block * threads + thread), inputs)
         self.overlap.wait()
         return block, thread
@@ -68,10 +64,14 @@ class CudaDialect(Dialect):
     def sync(self) -> None:
         b.block_sync()
 
-    def load(self, registers: Any, first: int, count: int, buffer: Any, index: Index) -> None:
+    def load(
+        self, registers: Any, first: int, count: int, buffer: Any, index: Index, *, once: bool = False
+    ) -> None:
         space = "shared" if self.shared is not None and buffer.same_as(self.shared) else "global"
+        # With ``.nc`` ptxas would move loads before `Overlap.wait`.
+        keep = ".L1::no_allocate" if once else ""
         target = (registers[first + word] for word in range(count))
-        b.ptx(f"ld.{space}{ACCESS[count]}.u32", *target, buffer.ptr_to(list(index)))
+        b.ptx(f"ld.{space}{keep}{ACCESS[count]}.u32", *target, buffer.ptr_to(list(index)))
 
     def load_one(self, register: Any, buffer: Any, index: Index) -> None:
         bits = str(register.dtype).removeprefix("uint")
@@ -84,5 +84,9 @@ class CudaDialect(Dialect):
         return T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, self.wave, self.wave)
 
     def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
-        source = PACK.format(name=dtype, ptx=PACKED[dtype])
-        return b.call_inline(f"ladder_pack_{dtype}", source, "uint32", low, high)
+        return rounded_pair(low, high, dtype)
+
+    def narrow_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
+        name = f"ladder_narrow_pair_{dtype}"
+        text = f"{{.reg .b16 h; {NARROW_PAIR[dtype]} h, %2, %1; mov.b32 %0, {{h, h}};}}"
+        return b.bind(b.call_inline(name, helper(name, text, 2, "f"), "uint32", low, high))

@@ -17,6 +17,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.element_types import HALVES
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.values import round_through
+from ladder.lower.gpu.emission import TirMachine
 from targets import TileDevice
 
 Expr = Any
@@ -33,6 +34,9 @@ class Dialect(ABC):
 
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]]
     """Approximations of operators whose every result is rounded to 16 bits: their errors vanish in that."""
+
+    machine: ClassVar[type[TirMachine]]
+    """Emits operations on words."""
 
     def __init__(self, device: TileDevice) -> None:
         self.device = device
@@ -60,8 +64,13 @@ class Dialect(ABC):
 
     # ---- accesses ------------------------------------------------------------------------------------
     @abstractmethod
-    def load(self, registers: Any, first: int, count: int, buffer: Any, index: Index) -> None:
-        """Emit one access: ``count`` words of a buffer, global or shared, into ``registers[first..]``."""
+    def load(
+        self, registers: Any, first: int, count: int, buffer: Any, index: Index, *, once: bool = False
+    ) -> None:
+        """Emit one access: ``count`` words of a buffer, global or shared, into ``registers[first..]``.
+
+        once: Whether nothing else reads them, so that caches need not keep them.
+        """
 
     @abstractmethod
     def load_one(self, register: Any, buffer: Any, index: Index) -> None:
@@ -110,6 +119,16 @@ class Dialect(ABC):
     @abstractmethod
     def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
         """Return two float32 values as 16-bit floats in one word, rounded to nearest even."""
+
+    # ---- 8-bit codes ---------------------------------------------------------------------------------
+    def permute(self, low: Expr, high: Expr, selector: int) -> Expr:
+        """Return four bytes of two words; ``selector`` as for PTX's prmt."""
+        m = self.machine()
+        return m.permute(m.input(low), m.input(high), m.constant(selector)).content
+
+    @abstractmethod
+    def narrow_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
+        """Return two codes of an 8-bit float in the low half of a word, from float32 bits, rounded once."""
 
     # ---- made of these -------------------------------------------------------------------------------
     def packed(self, found: Sequence[Expr], dtype: str) -> list[Expr]:

@@ -25,8 +25,10 @@ from ladder.lower.chain.llvm_functions import (
 )
 from ladder.lower.chain.rocm_functions import cosine, power, sine
 from ladder.lower.chain.values import round_through
+from ladder.lower.gpu.emission import TirMachine
 from ladder.lower.rocm import dialect as d
-from ladder.lower.rocm.machine import UPPER_HALVES
+from ladder.lower.rocm.decode import reads_fnuz
+from ladder.lower.rocm.machine import NARROW, UPPER_HALVES, RocmMachine
 from ladder.movement.mapping import SIZES
 from schedules.schedule import check
 from schedules.waves import MOST_THREADS
@@ -113,6 +115,7 @@ class RocmDialect(Dialect):
         "div_ftz": _quotient_ftz,
         "rsqrt": _inverse_root,
     }
+    machine: ClassVar[type[TirMachine]] = RocmMachine
 
     def start(self, blocks: Expr, threads: int, words: int, inputs: Sequence[Early]) -> tuple[Expr, Expr]:
         check(threads <= MOST_THREADS, f"a block has at most {MOST_THREADS} threads, got {threads}")
@@ -126,7 +129,9 @@ class RocmDialect(Dialect):
     def sync(self) -> None:
         d.block_sync(self.device)
 
-    def load(self, registers: Any, first: int, count: int, buffer: Any, index: Index) -> None:
+    def load(
+        self, registers: Any, first: int, count: int, buffer: Any, index: Index, *, once: bool = False
+    ) -> None:
         width = 4 * count // SIZES.get(str(buffer.dtype), 4)
         loaded = buffer[(*index[:-1], d.lanes(index[-1], width))]
         kind = "uint32" if count == 1 else f"uint32x{count}"
@@ -137,7 +142,7 @@ class RocmDialect(Dialect):
 
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         dtype = str(buffer.dtype)
-        width = 4 * len(words) // SIZES[dtype]
+        width = 4 * len(words) // SIZES.get(dtype, 1)
         value = d.as_type(d.vector(list(words)), dtype if width == 1 else f"{dtype}x{width}")
         b.store(buffer, value, *index[:-1], d.lanes(index[-1], width))
 
@@ -172,3 +177,14 @@ class RocmDialect(Dialect):
             return d.as_type(T.Shuffle([T.Cast("float16", value) for value in (low, high)], [0, 1]), "uint32")
         words = [b.bind(bfloat16_bits(value, b.bind)) for value in (high, low)]
         return d.intrinsic("uint32", "llvm.amdgcn.perm", *words, T.uint32(UPPER_HALVES))
+
+    # ---- 8-bit codes ---------------------------------------------------------------------------------
+    def narrow_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
+        """Convert: of CDNA3, whose fnuz codes mean half of what they mean in OCP types, half the values.
+
+        -0 becomes 0 there.
+        """
+        factor = T.float32(0.5 if reads_fnuz(self.device, dtype) else 1.0)
+        values = (T.reinterpret(word, dtype="float32") * factor for word in (low, high))
+        name = f"llvm.amdgcn.cvt.pk.{NARROW[dtype]}.f32"
+        return b.bind(d.as_type(d.intrinsic("int32", name, *values, T.int32(0), T.bool(False)), "uint32"))

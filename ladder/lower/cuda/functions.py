@@ -76,10 +76,15 @@ def exponential(x: Expr) -> Expr:
     return special("power_of_two", x * T.float32(LOG2_E)) if str(x.ty.dtype) == "float32" else T.exp(x)
 
 
-def pack(low: Expr, high: Expr, dtype: str) -> Expr:
-    """Return two floats rounded to 16 bits in one uint32 register."""
+def rounded_pair(low: Expr, high: Expr, dtype: str) -> Expr:
+    """Return two floats rounded to 16 bits in one word."""
     source = PACK.format(name=dtype, ptx=PACKED[dtype])
-    return b.Variable("uint32", b.call_inline(f"ladder_pack_{dtype}", source, "uint32", low, high)).value
+    return b.call_inline(f"ladder_pack_{dtype}", source, "uint32", low, high)
+
+
+def pack(low: Expr, high: Expr, dtype: str) -> Expr:
+    """Return the same in a register."""
+    return b.Variable("uint32", rounded_pair(low, high, dtype)).value
 
 
 def pair(name: str, x: Expr, y: Expr) -> Expr:

@@ -4,13 +4,10 @@ A block owns a row. Each thread keeps its chunks of the row in registers between
 for the largest magnitude and the rounding, so that x is read once; what a longer row has beyond
 the registers is read again, from L2. Magnitudes compare as bit patterns: those of infinity and
 NaN are above every finite one, so the largest tells whether the row is finite.
-
-A vendor's kernel is a `Quantizer` with its accesses, exchanges and conversions.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +16,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.lower import builder as b
+from ladder.lower.chain.dialect import Dialect
 from ladder.lower.gpu.arguments import tir_name
 from schedules.schedule import check
 from tile_types import get_type
@@ -116,7 +114,7 @@ def tiled(source: str, activation: str, group: int, k: int, vendor: str = "nvidi
     return Quantization(source, activation, group, min(threads, most), chunks)
 
 
-class Quantizer(ABC):
+class Quantizer:
     """One kernel being emitted: ``(x[M,K], codes[M,K], token_scale)``, generic in M and K.
 
     ``token_scale`` is float32 ``[M]``, or ``[M, ceil(K / group)]``. ``scale`` is the largest
@@ -125,58 +123,21 @@ class Quantizer(ABC):
     that every product with it is NaN; codes are unspecified then.
     """
 
-    warp: int = WARP
-    """Lanes that exchange values."""
-
-    def __init__(self, plan: Quantization) -> None:
-        self.plan = plan
+    def __init__(self, plan: Quantization, dialect: Dialect) -> None:
+        self.warp = dialect.wave
+        whole = f"a row takes whole waves of {self.warp} lanes, got {plan.threads} threads"
+        check(plan.threads % self.warp == 0, whole)
+        self.plan, self.dialect = plan, dialect
         m, self.k = b.symbol("M"), b.symbol("K")
         groups = b.symbol("groups")
         self.x = b.tensor("x", (m, self.k), plan.source)
         self.codes = b.tensor("codes", (m, self.k), tir_name(plan.activation))
         shape = (m, groups) if plan.group else (m,)
         self.scales = b.tensor("token_scale", shape, "float32", align=4)
-        self.row, self.thread = self.begin(m)
+        self.row, self.thread = dialect.start(m, plan.threads, WARP, [])
         self.whole = self.k % CHUNK == 0
         self.per_word = 4 // ITEM_BYTES[plan.source]
         self.values = [self._registers() for _ in range(plan.chunks)]
-
-    # ---- what vendors differ in ---------------------------------------------------------
-    @abstractmethod
-    def begin(self, rows: Expr) -> tuple[Expr, Expr]:
-        """Begin the device part, a block for each row. Return row and thread."""
-
-    @abstractmethod
-    def share(self, words: int) -> Any:
-        """Return uint32 words of shared memory; x may be read from here on."""
-
-    @abstractmethod
-    def sync(self) -> None:
-        """Emit a barrier of the block."""
-
-    @abstractmethod
-    def shuffle_xor(self, value: Expr, distance: int) -> Expr:
-        """Return the uint32 of the lane at a distance, a power of two."""
-
-    @abstractmethod
-    def load(self, values: Any, first: int, column: Expr) -> None:
-        """Emit the load of 16 bytes of the row from ``column`` on into ``values[first..+4]``."""
-
-    @abstractmethod
-    def store(self, words: list[Expr], column: Expr) -> None:
-        """Emit the store of a chunk's codes, four in a word."""
-
-    @abstractmethod
-    def permute(self, low: Expr, high: Expr, selector: int) -> Expr:
-        """Return four bytes of two words; ``selector`` as for PTX's prmt."""
-
-    @abstractmethod
-    def product(self, x: Expr, y: Expr) -> Expr:
-        """Return a product of float32 that is rounded before anything is added to it."""
-
-    @abstractmethod
-    def narrow_pair(self, low: Expr, high: Expr) -> Expr:
-        """Return two codes of an 8-bit float in the low half of a word, from float32 bits, rounded once."""
 
     # ---- the kernel ---------------------------------------------------------------------
     def _registers(self) -> Any:
@@ -185,11 +146,10 @@ class Quantizer(ABC):
 
     def emit(self) -> None:
         """Emit the whole body."""
-        shared = self.share(WARP)
         if self.plan.group:
             self._each_chunk(self._quantize_group)
         else:
-            self._quantize_row(shared)
+            self._quantize_row()
 
     # ---- walks over the row -----------------------------------------------------------
     def _column(self, turn: Expr) -> Expr:
@@ -203,11 +163,8 @@ class Quantizer(ABC):
             self._load(self.values[0], column)
             body(self.values[0], column)
 
-    def _quantize_row(self, shared: Any) -> None:
-        """Find the row's scale and round, keeping what fits into registers in between.
-
-        ``shared`` has room for the largest magnitude of each warp.
-        """
+    def _quantize_row(self) -> None:
+        """Find the row's scale and round, keeping what fits into registers in between."""
         plan, step = self.plan, self.plan.threads * CHUNK
         best = b.Variable("uint32", T.uint32(0))
         for index, values in enumerate(self.values):
@@ -220,7 +177,7 @@ class Quantizer(ABC):
         with b.loop(turns, plan.chunks) as turn:
             self._load(rest, self._column(turn))
             best.set(self._largest(rest, best.value))
-        scale, inverse = self._scale(self._over_block(best.value, shared))
+        scale, inverse = self._scale(self._over_block(best.value))
         with b.when(self.thread == 0):
             b.store(self.scales, scale, self.row)
         for index, values in enumerate(self.values):
@@ -246,7 +203,8 @@ class Quantizer(ABC):
 
         def vectors() -> None:
             for first in range(0, words, 4):
-                self.load(values, first, column + first * self.per_word)
+                place = self.row, column + first * self.per_word
+                self.dialect.load(values, first, 4, self.x, place, once=True)
 
         def elements() -> None:
             for index in range(CHUNK):
@@ -279,7 +237,7 @@ class Quantizer(ABC):
         words = [self._word(values, first, inverse) for first in range(0, CHUNK, 4)]
 
         def vectors() -> None:
-            self.store(words, column)
+            self.dialect.store(self.codes, (self.row, column), words)
 
         def elements() -> None:
             for index in range(CHUNK):
@@ -298,16 +256,16 @@ class Quantizer(ABC):
             best = T.max(best, b.bind(bits & T.uint32(MAGNITUDE)))
         return b.bind(best)
 
-    def _over_block(self, best: Expr, shared: Any) -> Expr:
-        """Return the largest of all threads."""
+    def _over_block(self, best: Expr) -> Expr:
+        """Return the largest of all threads; shared memory has room for that of each warp."""
         best = self._over_lanes(best, self.warp)
         warps = self.plan.threads // self.warp
         if warps == 1:
             return best
-        lane = b.bind(self.thread % self.warp)
+        lane, shared = b.bind(self.thread % self.warp), self.dialect.shared
         with b.when(lane == 0):
             b.store(shared, best, self.thread // self.warp)
-        self.sync()
+        self.dialect.sync()
         return self._over_lanes(b.bind(shared[lane % warps]), 1 << (warps - 1).bit_length())
 
     def _scale(self, largest: Expr) -> tuple[Expr, Expr]:
@@ -320,19 +278,20 @@ class Quantizer(ABC):
 
     def _word(self, values: Any, first: int, inverse: Expr) -> Expr:
         """Return four codes, the first in the low byte."""
-        units = [b.bind(self.product(self._value(values, first + i), inverse)) for i in range(4)]
+        product, permute = self.dialect.functions["mul"], self.dialect.permute
+        units = [b.bind(product(self._value(values, first + i), inverse)) for i in range(4)]
         if self.plan.activation == "int8":
             bits = [b.bind(T.reinterpret("uint32", unit + T.float32(ROUNDER))) for unit in units]
-            pairs = [self.permute(bits[i], bits[i + 1], 0x0040) for i in (0, 2)]
+            pairs = [permute(bits[i], bits[i + 1], 0x0040) for i in (0, 2)]
         else:
             words = [b.bind(T.reinterpret("uint32", unit)) for unit in units]
-            pairs = [self.narrow_pair(words[i], words[i + 1]) for i in (0, 2)]
-        return self.permute(pairs[0], pairs[1], 0x5410)
+            pairs = [self.dialect.narrow_pair(words[i], words[i + 1], self.plan.activation) for i in (0, 2)]
+        return permute(pairs[0], pairs[1], 0x5410)
 
     def _over_lanes(self, value: Expr, lanes: int) -> Expr:
         """Return the largest of ``lanes`` neighbouring lanes, a power of two."""
-        distance = lanes // 2
-        while distance:
-            value = b.bind(T.max(value, self.shuffle_xor(value, distance)))
-            distance //= 2
+        distance = 1
+        while distance < lanes:
+            value = b.bind(T.max(value, self.dialect.shuffle(value, distance, self.thread)))
+            distance *= 2
         return value
