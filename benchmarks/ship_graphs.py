@@ -9,13 +9,23 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from benchmarks.graph_patterns import PATTERNS, WEIGHTS, get_pattern
-from ladder.superopt.generator import Limits, search
-from ladder.superopt.shipped import PATH, entry_of
+from ladder.superopt.canonical import Canonical
+from ladder.superopt.generator import Limits, Program, Report, VerifiedGraph, search
+from ladder.superopt.generator.alphabet import numbers_of
+from ladder.superopt.generator.instantiate import instantiate
+from ladder.superopt.generator.stored import certificate_to_json
+from ladder.superopt.shipped import PATH
 
 TARGET = "cuda/sm_90a"
 """Whose shared memory and multiprocessors rank what is found."""
+
+
+MOST = 4
+"""Graphs of an entry, cheapest first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,12 +51,34 @@ def _ship(name: str, weights: str, seconds: float, jobs: int) -> bool:
     if not report.found:
         return False
     stored = json.loads(PATH.read_text("utf-8")) if PATH.exists() else {}
-    stored[form.key] = entry_of(form, report, name, weights)
+    stored[form.key] = _entry_of(form, report, name, weights)
     text = json.dumps(
         dict(sorted(stored.items(), key=lambda item: (item[1]["pattern"], item[1]["weights"]))), indent=1
     )
     PATH.write_text(f"{text}\n", encoding="utf-8")
     return True
+
+
+def _entry_of(form: Canonical, report: Report, pattern: str, weights: str) -> dict[str, Any]:
+    """Return a report as JSON values of an entry."""
+    numbers = numbers_of(form.program.symbolic)
+    assert len(set(numbers)) == len(numbers), "equal numbers of an entry could not be told apart at use"
+    return {
+        "pattern": pattern,
+        "weights": weights,
+        "numbers": numbers,
+        "found": [_found_as_json(found, form.program) for found in report.found[:MOST]],
+    }
+
+
+def _found_as_json(found: VerifiedGraph, program: Program) -> dict[str, Any]:
+    return {
+        "graph": str(instantiate(found.structure, program, packed=True)),
+        "structure": asdict(found.structure),
+        "certificate": certificate_to_json(found.certificate),
+        "extents": found.extents,
+        "stability": asdict(found.stability),
+    }
 
 
 if __name__ == "__main__":

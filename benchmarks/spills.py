@@ -34,9 +34,9 @@ from ladder.lower.tvm_lock import tvm_lock
 from ladder.runtime.build import spilled
 from ladder.runtime.packed import gemm_from_dict
 from schedules.policy import avoid, rank
-from schedules.schedule import parse_schedule
+from schedules.schedule import Schedule, parse_schedule
 from schedules.spilling import TRIES
-from schedules.tuning import shipped_winners
+from schedules.tuning import SHIPPED, Row, read_shipped
 from targets import TileDevice, get_device
 from tile_types import list_types
 from tile_types.errors import LadderError
@@ -109,6 +109,20 @@ def chosen(device: TileDevice, every: int, first: int) -> Iterator[Shipped]:
     for gemm in islice(problems(device), first, None, every):
         schedules = {str(rank(gemm, device, m)[0].schedule): m for m in reversed(TOKENS)}
         yield from (Shipped(gemm, device.name, schedule, m) for schedule, m in schedules.items())
+
+
+def shipped_winners(device: TileDevice) -> Iterator[tuple[dict[str, Any], Schedule]]:
+    """Yield class and schedule of every point's fastest row that ships for a device, each pair once."""
+    for key, rows in read_shipped(SHIPPED).items():
+        fields = json.loads(key)
+        if fields["device"] != device.row:
+            continue
+        best: dict[tuple[int, int, int], Row] = {}
+        for row in rows:
+            point = (row[0], row[1], row[2])
+            best[point] = min(best.get(point, row), row, key=lambda each: each[4])
+        for text in dict.fromkeys(row[3] for row in best.values()):
+            yield fields["gemm"], parse_schedule(text)
 
 
 def tuned(device: TileDevice, every: int, first: int) -> Iterator[Shipped]:

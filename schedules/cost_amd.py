@@ -20,7 +20,7 @@ Nothing here was measured: no AMD GPU was at hand. What is assumed, and from whe
   the blocks that run at once on a die are ``raster`` row tiles by as many tiles along M as it takes.
 * DRAM sustains the share that `targets` states: published measurements of kernels that only read.
 * Power lowers the clock as far as matrix cores are busy, of the time of the whole kernel: to the sustained
-  share of `targets` where they always are. `utilisation` counts clocks, so it says nothing of that.
+  share of `targets` where they always are.
 """
 
 from __future__ import annotations
@@ -156,16 +156,18 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
     """
     gemm = _all_experts(gemm)
     stage = stage_clocks(gemm, device, schedule)
-    along_m, along_n, rounds = _grid(gemm, device, schedule, m)
-    clocks, waiting = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
+    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // tile_rows(schedule))
+    rounds = -(-along_m * along_n // device.units)
+    stages = stages_of(gemm, schedule)
+    clocks, waiting = block_clocks(device, stage, stages, rounds, resident, schedule.warps)
     core = device.core_for(gemm.activation, schedule.pipeline)
     dram = _dram_seconds(gemm, device, schedule, m, min(resident, rounds))
     l2 = _l2_seconds(gemm, device, along_m, along_n, m)
     fabric = _fabric_seconds(gemm, device, schedule, along_m, along_n, min(resident, rounds))
     others = (dram, l2, fabric)
-    clock = lowered_clock(device, core, stages_of(gemm, schedule) * rounds * stage.matrix, clocks, others)
+    clock = lowered_clock(device, core, stages * rounds * stage.matrix, clocks, others)
     seconds = LAUNCH_SECONDS + joined((clocks / clock, *others), OVERLAP)
-    count = stages_of(gemm, schedule) * rounds / clock
+    count = stages * rounds / clock
     parts = {
         "launch": LAUNCH_SECONDS,
         "latency": waiting / clock,
@@ -185,12 +187,6 @@ def _all_experts(gemm: Gemm) -> Gemm:
     return replace(gemm, n=gemm.n * gemm.experts, experts=0, masked=False) if gemm.experts else gemm
 
 
-def _grid(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> tuple[int, int, int]:
-    """Return the blocks along M and N, and the rounds in which the compute units take them."""
-    along_m, along_n = -(-m // schedule.tile_m), -(-gemm.n // tile_rows(schedule))
-    return along_m, along_n, -(-along_m * along_n // device.units)
-
-
 def lowered_clock(
     device: TileDevice, core: Core, matrix: float, clocks: float, others: tuple[float, ...]
 ) -> float:
@@ -204,18 +200,6 @@ def lowered_clock(
         busy = matrix / clock / joined((clocks / clock, *others), OVERLAP)
         clock = device.clock * (1 - (1 - core.sustained) * busy)
     return clock
-
-
-def utilisation(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:
-    """Return the share of clocks in which the matrix cores work for results, were memory no limit.
-
-    The rest: other units, latency, barriers, starts of blocks, tiles beyond N and M, the last round.
-    """
-    stage = stage_clocks(gemm, device, schedule)
-    _, _, rounds = _grid(gemm, device, schedule, m)
-    clocks, _ = _unit_clocks(gemm, device, schedule, stage, rounds, resident)
-    core = device.core_for(gemm.activation, schedule.pipeline)
-    return 2.0 * m * gemm.n * gemm.k / (core.ops_per_cycle * device.units) / clocks
 
 
 def stages_of(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -299,13 +283,6 @@ def _scale_operations(gemm: Gemm, schedule: GpuSchedule) -> float:
     if streams_exponents(gemm):
         return EXPONENT_OPERATIONS
     return BFLOAT_SCALE if gemm.activation == "bfloat16" else 0.5
-
-
-def _unit_clocks(
-    gemm: Gemm, device: TileDevice, schedule: GpuSchedule, stage: Stage, rounds: int, resident: int
-) -> tuple[float, float]:
-    """Return the clocks of the busiest compute unit, and those of them in which it waits for memory."""
-    return block_clocks(device, stage, stages_of(gemm, schedule), rounds, resident, schedule.warps)
 
 
 def block_clocks(

@@ -120,14 +120,14 @@ class TuningDatabase:
         key = class_key(device, gemm)
         own = {(row.n, row.k, row.m): row for row in self._user_rows(key)}
         own |= {(row.n, row.k, row.m): row for row in self._memory.get(key, ())}
-        shipped = _read_shipped(self.shipped).get(class_key(device, gemm, row=True), ())
+        shipped = read_shipped(self.shipped).get(class_key(device, gemm, row=True), ())
         kept = [row for row in shipped if (row[0], row[1], row[2]) not in own]
         return (*own.values(), *_shipped_on(device, kept))
 
     def relatives(self, device: TileDevice, gemm: Gemm) -> Iterator[tuple[Measurement, ...]]:
         """Yield what ships of every other class whose codes and operands are as wide."""
         own = class_key(device, gemm, row=True)
-        for key, rows in _read_shipped(self.shipped).items():
+        for key, rows in read_shipped(self.shipped).items():
             fields = json.loads(key)
             if (
                 key != own
@@ -142,7 +142,7 @@ class TuningDatabase:
         With each class comes the problem that it is at the extents of ``gemm``.
         """
         wide, own, found = lane_of(gemm.activation), class_key(device, gemm, row=True), []
-        for key, rows in _read_shipped(self.shipped).items():
+        for key, rows in read_shipped(self.shipped).items():
             fields = json.loads(key)
             other = {"power_scales": False, **fields["gemm"]}
             alike = wide == lane_of(other["activation"]) and gemm.scale == other["scale"]
@@ -225,27 +225,13 @@ def _schedule(text: str) -> Schedule:
 
 
 @lru_cache(maxsize=4)
-def _read_shipped(folder: Path) -> Mapping[str, tuple[Row, ...]]:
+def read_shipped(folder: Path) -> Mapping[str, tuple[Row, ...]]:
     """Return the rows of every class that ships."""
     found: dict[str, tuple[Row, ...]] = {}
     for path in sorted(folder.glob("*.json")):
         for key, rows in _load(path).items():
             found[key] = (*found.get(key, ()), *rows)
     return found
-
-
-def shipped_winners(device: TileDevice) -> Iterator[tuple[dict[str, Any], Schedule]]:
-    """Yield class and schedule of every point's fastest row that ships for a device, each pair once."""
-    for key, rows in _read_shipped(SHIPPED).items():
-        fields = json.loads(key)
-        if fields["device"] != device.row:
-            continue
-        best: dict[tuple[int, int, int], Row] = {}
-        for row in rows:
-            point = (row[0], row[1], row[2])
-            best[point] = min(best.get(point, row), row, key=lambda each: each[4])
-        for text in dict.fromkeys(row[3] for row in best.values()):
-            yield fields["gemm"], _schedule(text)
 
 
 @cache

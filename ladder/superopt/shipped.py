@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -22,14 +22,11 @@ from ladder.superopt.generator.choose import choose_factors
 from ladder.superopt.generator.instantiate import instantiate
 from ladder.superopt.generator.report import Counts
 from ladder.superopt.generator.search import proved
-from ladder.superopt.generator.stored import certificate_of, certificate_to_json, structure_of
+from ladder.superopt.generator.stored import certificate_of, structure_of
 from ladder.superopt.generator.structure import Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import DELTA, Stability
 from tile_types.errors import ShapeError
-
-MOST = 4
-"""Graphs of an entry, cheapest first."""
 
 PATH = Path(__file__).with_name("shipped.json")
 
@@ -61,28 +58,6 @@ def entries() -> Mapping[str, Entry]:
     return {
         key: Entry(e["pattern"], e["weights"], tuple(e["numbers"]), tuple(e["found"]))
         for key, e in stored.items()
-    }
-
-
-def entry_of(form: Canonical, report: Report, pattern: str, weights: str) -> dict[str, Any]:
-    """Return a report as JSON values of an entry."""
-    numbers = numbers_of(form.program.symbolic)
-    assert len(set(numbers)) == len(numbers), "equal numbers of an entry could not be told apart at use"
-    return {
-        "pattern": pattern,
-        "weights": weights,
-        "numbers": numbers,
-        "found": [_found_as_json(found, form.program) for found in report.found[:MOST]],
-    }
-
-
-def _found_as_json(found: VerifiedGraph, program: Program) -> dict[str, Any]:
-    return {
-        "graph": str(instantiate(found.structure, program, packed=True)),
-        "structure": asdict(found.structure),
-        "certificate": certificate_to_json(found.certificate),
-        "extents": found.extents,
-        "stability": asdict(found.stability),
     }
 
 

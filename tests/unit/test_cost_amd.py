@@ -8,16 +8,28 @@ import pytest
 
 from ladder.api.problem import gemm_for
 from ladder.ir.gemm import Gemm
-from schedules.cost_amd import predict_amd, stage_clocks, utilisation
+from schedules.cost_amd import block_clocks, predict_amd, stage_clocks, stages_of
 from schedules.footprint import resources
 from schedules.policy import rank
 from schedules.schedule import GpuSchedule
-from schedules.waves import Division, division, divisions
+from schedules.waves import Division, division, divisions, tile_rows
 from targets import TileDevice, get_device
 
 MI355X, MI300X, MI250 = (get_device(f"rocm/{arch}") for arch in ("gfx950", "gfx942", "gfx90a"))
 SQUARE = Gemm(8192, 8192, "float16", scale=False)
 TILE = GpuSchedule("mfma", 256, 128, 64, 2, 4)
+
+
+def utilisation(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, resident: int) -> float:
+    """Return the share of clocks in which the matrix cores work for results, were memory no limit.
+
+    The rest: other units, latency, barriers, starts of blocks, tiles beyond N and M, the last round.
+    """
+    rounds = -(-(-(-m // schedule.tile_m) * -(-gemm.n // tile_rows(schedule))) // device.units)
+    stage, count = stage_clocks(gemm, device, schedule), stages_of(gemm, schedule)
+    clocks, _ = block_clocks(device, stage, count, rounds, resident, schedule.warps)
+    core = device.core_for(gemm.activation, schedule.pipeline)
+    return 2.0 * m * gemm.n * gemm.k / (core.ops_per_cycle * device.units) / clocks
 
 
 def test_a_stage_takes_the_clocks_that_the_isa_states() -> None:

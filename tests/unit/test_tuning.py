@@ -23,8 +23,8 @@ from schedules.tuning import (
     SHIPPED,
     Measurement,
     TuningDatabase,
-    _read_shipped,
     class_key,
+    read_shipped,
     write_database,
     write_json,
 )
@@ -155,7 +155,7 @@ def test_key_is_canonical_json() -> None:
 def test_what_ships_is_whole_and_legal() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        classes = _read_shipped(SHIPPED)
+        classes = read_shipped(SHIPPED)
     for key, rows in classes.items():
         fields = json.loads(key)
         device = get_device(fields["device"])
