@@ -57,10 +57,16 @@ def can_be_cut(module: torch.fx.GraphModule) -> bool:
     """Tell whether a graph may run piece by piece; a piece may not."""
     if module.meta.get("piece"):
         return False
-    names = [getattr(node.target, "__name__", "") for node in module.graph.nodes]
-    calls = [node for node in module.graph.nodes if node.op.startswith("call") and not _takes_part(node)]
+    nodes = [node for node in module.graph.nodes if not _changes_nothing(node)]
+    names = [getattr(node.target, "__name__", "") for node in nodes]
+    calls = [node for node in nodes if node.op.startswith("call") and not _takes_part(node)]
     state = any(word in name for name in names for word in STATEFUL)
     return len(calls) > 1 and not state and all(node.op in PLAIN for node in module.graph.nodes)
+
+
+def _changes_nothing(node: Node) -> bool:
+    """Tell whether a node switches the recording of gradients off where it is off, as ``torch.no_grad`` does."""
+    return node.target is torch._C._set_grad_enabled and not torch.is_grad_enabled() and node.args == (False,)
 
 
 def _takes_part(node: Node) -> bool:
@@ -80,7 +86,8 @@ class Pieces:
     def __init__(self, module: torch.fx.GraphModule, make: Make, tell: Callable[[str], None]) -> None:
         self.make, self.tell = make, tell
         self.places = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.nodes = _with_parts_behind([n for n in module.graph.nodes if n.op.startswith("call")])
+        calls = [n for n in module.graph.nodes if n.op.startswith("call") and not _changes_nothing(n)]
+        self.nodes = _with_parts_behind(calls)
         self.results = module.graph.output_node().args[0]
         self.live = self._live()
         self.steps: dict[Any, Piece] = {}

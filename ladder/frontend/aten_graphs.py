@@ -108,14 +108,14 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
     try:
         traced = _traced(_unmoved(module, _place), examples)
     except RuntimeError:
+        if any(_is_one_of(node, LOSSY_NAMES) for node in module.graph.nodes):
+            raise  # a functional graph might write through them
         traced = None
     if traced is not None:
         writes = [node for node in traced.graph.nodes if _changes_in_place(node)]
         if not writes:
             return traced
         _refuse_lossy_views(writes)
-    elif any(_is_one_of(node, LOSSY_NAMES) for node in module.graph.nodes):
-        raise ImportRefused("the graph is traced only as functional, and may write through lossy views")
     nodes = [] if traced is None else [*module.graph.nodes, *traced.graph.nodes]
     if any(_is_one_of(node, TRACED_FIRST) or str(node.target).startswith(FORMS) for node in nodes):
         run = traced  # type: ignore[assignment]

@@ -267,6 +267,22 @@ def test_operators_whose_results_no_trace_knows() -> None:
     assert any("chain" in str(built.plan) for built in compiler.built)
 
 
+def test_operators_whose_results_no_trace_knows_beside_no_grad() -> None:
+    """As vision towers have them, whose positions are made under ``torch.no_grad``."""
+
+    def program(x: Tensor, counts: Tensor) -> Tensor:
+        with torch.no_grad():
+            places = torch.repeat_interleave(torch.arange(3), counts).expand(2, -1)
+        return (x.sin() + 1) * places.sum(0).cos().sum() * 2
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for counts in ([1, 2, 3], [1, 2, 3], [3, 0, 1]):
+            given = torch.randn(3, 4), torch.tensor(counts)
+            torch.testing.assert_close(fast(*given), program(*given))
+    assert not fast.refused and fast.outcome == "whole"
+
+
 @pytest.mark.parametrize("numbers", [(0, 1), (-1, 0), (2, -4), (-5, 0), (0, 4)])
 @pytest.mark.parametrize("counted", [False, True])
 def test_rows_from_the_end(numbers: tuple[int, int], counted: bool) -> None:

@@ -186,15 +186,18 @@ def _read_number(vm: Interpreter, function: Any, inputs: list[Value], result: An
         return result
     point, here = vm.point, vm.here()
     reads = len(inputs) == 1 and getattr(function, "__name__", "") in tensors.READS_NUMBERS
-    if not reads or point is None or bool(vm.aside) or inputs[0].dynamic or vm.trace.impure:
+    if not reads or point is None or bool(vm.aside) or vm.trace.impure:
         return NULL
-    if type(result) is list and (is_open(vm, inputs[0].obj) or inputs[0].obj.numel() > tensors.MOST_NUMBERS):
+    lists = type(result) is list
+    if inputs[0].obj.numel() > tensors.MOST_NUMBERS if lists else inputs[0].dynamic:
         return NULL
     branches = function is torch.Tensor.__bool__ or (type(result) is bool and point.layouts)
     if vm.store.joins and branches:
         return NULL  # both of the sides are recorded
     if here in point.surprising:
         return _computed_number(vm, function, inputs[0].obj, result)
+    if lists:  # their lengths are compared with them
+        settle_extents(vm, [inputs[0].obj])
     assume(vm, inputs[0].obj, result, most=1 if type(result) is bool and vm.store.joins else 3)
     return result
 
