@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ladder
-from ladder.runtime.model.ordered import Ordered, Watch
+from ladder.runtime.model.ordered import Ordered, Watch, convolve, is_enabled, multiply, ordered_matrix
 from ladder.runtime.model.probes import Probes
 
 
@@ -119,3 +119,17 @@ def test_a_run_that_ends_early_hides_no_change() -> None:
             found = each.of(given, x)
             assert found is not None
             assert torch.equal(found, given.t())
+
+
+@pytest.mark.skipif(not is_enabled(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("bias", [torch.full((1,), 0.5).expand(32), torch.arange(64.0)[::2]])
+def test_biases_of_weights_in_order_lie_as_they_like(bias: torch.Tensor) -> None:
+    x, matrix = torch.randn(5, 64), torch.randn(32, 64)
+    wanted = nn.functional.linear(x, matrix, bias)
+    torch.testing.assert_close(multiply(x, ordered_matrix(matrix, x), bias), wanted)
+    image, kernel = torch.randn(1, 8, 9, 9), torch.randn(32, 8, 3, 3)
+    settings = [1, 1], [1, 1], [1, 1], 1
+    order: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+    ordered = order(kernel.to_mkldnn(), settings[1], settings[0], *settings[2:], list(image.shape))
+    wanted = nn.functional.conv2d(image, kernel, bias, *settings)
+    torch.testing.assert_close(convolve(image, ordered, bias, settings), wanted)

@@ -13,8 +13,9 @@ from ladder.ir.convolution import Convolution, FusedConvolution, as_convolution,
 from ladder.ir.graph import Graph, Node
 from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE, RELU
 from ladder.partition.subgraphs import Subgraph
-from ladder.runtime.model.ordered import CONVOLVE as CONVOLVE_ORDERED
-from ladder.runtime.model.ordered import Keep, Order, is_enabled, multiply, ordered_matrix, pays
+from ladder.runtime.model.ordered import (
+    Keep, Order, Settings, convolve, is_enabled, multiply, ordered_matrix, pays,
+)  # fmt: skip
 from ladder.runtime.model.sizes import CallSizes, Numbers
 from tile_types.errors import LadderError
 
@@ -105,7 +106,7 @@ def _kernels(form: Convolution, weight: torch.Tensor) -> torch.Tensor:
     return weight.movedim(-1, 1)
 
 
-def _settings(form: Convolution) -> tuple[list[int], list[int], list[int], int]:
+def _settings(form: Convolution) -> Settings:
     """Return stride, padding, dilation and groups; an image of one row stands for one axis."""
     one = form.rank == 1
     stride, padding, dilation = list(form.stride), list(form.padding), list(form.dilation)
@@ -114,7 +115,6 @@ def _settings(form: Convolution) -> tuple[list[int], list[int], list[int], int]:
 
 def _convolve(found: FusedConvolution, keep: Keep | None) -> Call:
     form, settings = found.form, _settings(found.form)
-    stride, padding, dilation, groups = settings
     function = getattr(torch.nn.functional, f"conv{max(form.rank, 2)}d")
     weights = keep(_order(form)) if keep is not None and form.rank <= 2 else None
 
@@ -124,7 +124,7 @@ def _convolve(found: FusedConvolution, keep: Keep | None) -> Call:
         if known is None:
             y = function(image, _kernels(form, weight), bias, *settings)
         else:
-            y = CONVOLVE_ORDERED(image, known, bias, padding, stride, dilation, groups, "none", [], "")
+            y = convolve(image, known, bias, settings)
         return y.movedim(1, -1)  # type: ignore[no-any-return]
 
     return run

@@ -16,6 +16,9 @@ from ladder.ir.extents import product
 from ladder.runtime.model.probes import Noted
 from tile_types.tile import Tile
 
+Settings = tuple[list[int], list[int], list[int], int]
+"""Stride, padding, dilation, groups of a convolution."""
+
 Order = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(weight, what it is multiplied with) -> the weight in order."""
 
@@ -127,4 +130,18 @@ def ordered_matrix(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return ``x weight^T + bias`` of rows and a matrix in order."""
-    return MULTIPLY(x.contiguous(), weight, bias, "none", [], "")  # type: ignore[no-any-return]
+    return MULTIPLY(x.contiguous(), weight, _dense(bias), "none", [], "")  # type: ignore[no-any-return]
+
+
+def convolve(
+    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, settings: Settings
+) -> torch.Tensor:
+    """Return the convolution of ``[N, C, H, W]`` with a weight in order."""
+    stride, padding, dilation, groups = settings
+    given = (image, weight, _dense(bias), padding, stride, dilation, groups)
+    return CONVOLVE(*given, "none", [], "")  # type: ignore[no-any-return]
+
+
+def _dense(bias: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a bias whose elements lie side by side: oneDNN's functions do not look at its stride."""
+    return None if bias is None else bias.contiguous()
