@@ -14,8 +14,15 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE, RELU
 from ladder.partition.subgraphs import Subgraph
 from ladder.runtime.model.ordered import (
-    Keep, Order, Settings, convolve, is_enabled, multiply, ordered_matrix, pays,
-)  # fmt: skip
+    Keep,
+    Order,
+    Settings,
+    convolve,
+    is_enabled,
+    multiply,
+    ordered_matrix,
+    pays,
+)
 from ladder.runtime.model.sizes import CallSizes, Numbers
 from tile_types.errors import LadderError
 
