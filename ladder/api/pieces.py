@@ -65,7 +65,7 @@ def can_be_cut(module: torch.fx.GraphModule) -> bool:
 
 
 def _changes_nothing(node: Node) -> bool:
-    """Tell whether a node switches the recording of gradients off where it is off, as ``torch.no_grad`` does."""
+    """Tell whether a node switches the recording of gradients off that is off, as ``torch.no_grad`` does."""
     return node.target is torch._C._set_grad_enabled and not torch.is_grad_enabled() and node.args == (False,)
 
 

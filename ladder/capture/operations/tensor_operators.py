@@ -21,7 +21,6 @@ from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.objects import new_container
 from ladder.capture.operations.symbolic import (
     fake_results,
-    is_open,
     real_values,
     settle_extents,
     settled_for_operator,
