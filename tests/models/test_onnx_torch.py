@@ -23,6 +23,7 @@ from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.onnx_ops.evaluate import CONTROL, Body, NodeFailed, schema_of
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
+from tile_types.errors import ShapeError
 
 RANDOM = np.random.default_rng(3)
 SAMPLE = 60
@@ -232,6 +233,46 @@ def test_attention_to_kept_keys() -> None:
         lengths, total = torch.tensor([step], dtype=torch.int32), torch.tensor(step + 1)
         y, *cache = run(op, *rows, *cache, lengths, total)
         assert torch.allclose(y[0, 0], whole[0, :, step].reshape(-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("chunks", [[1] * 12, [4, 1, 7], [12]])
+@pytest.mark.parametrize("capacity", [3, 5, 20])
+def test_caches_of_a_window_keep_their_latest_rows_in_order(capacity: int, chunks: list[int]) -> None:
+    run, window = TABLE["com.microsoft::GroupQueryAttention"], 3
+    given = {"num_heads": 4, "kv_num_heads": 2, "local_window_size": window}
+    op = Operation("com.microsoft::GroupQueryAttention", 1, {**given, "sliding_window_cache": 1}, 3)
+    parts = [torch.randn(1, 12, n * 8) for n in (4, 2, 2)]
+    bias = torch.randn(1, 4, 12, 12)
+    end = torch.tensor([11]), torch.tensor(12)
+    whole, keys, _ = run(Operation(op.name, 1, given, 3), *parts, None, None, *end, None, None, None, bias)
+    cache, done = [torch.zeros(1, 2, capacity, 8)] * 2, 0
+    for chunk in chunks:
+        rows = slice(done, done := done + chunk)
+        end = torch.tensor([done - 1]), torch.tensor(done)
+        new = (x[:, rows] for x in parts)
+        y, *cache = run(op, *new, *cache, *end, None, None, None, bias[:, :, rows, :done])
+        torch.testing.assert_close(y, whole[:, rows])
+    room = capacity - window + 1
+    kept = 12 - room * math.ceil(max(12 - capacity, 0) / room)
+    assert torch.equal(cache[0][:, :, :kept], keys[:, :, 12 - kept :])
+
+
+def test_a_bias_spans_what_is_filled_of_a_cache() -> None:
+    op = Operation("com.microsoft::GroupQueryAttention", 1, {"num_heads": 4, "kv_num_heads": 2}, 3)
+    parts, end = [torch.randn(2, 6, n * 8) for n in (4, 2, 2)], (torch.tensor([5, 3]), torch.tensor(6))
+    wide, last = [torch.zeros(2, 2, 9, 8)] * 2, (*end, None, None, None, torch.randn(1, 1, 6, 6))
+    found, wanted = (TABLE[op.name](op, *parts, *cache, *last)[0] for cache in (wide, (None, None)))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_forms_of_attention_that_are_not_supported_are_named() -> None:
+    op = Operation("com.microsoft::GroupQueryAttention", 1, {"num_heads": 1, "kv_num_heads": 1, "causal": 0})
+    operands = [*[torch.zeros(1, 1, 8)] * 3, None, None, torch.tensor([0]), torch.tensor(1)]
+    with pytest.raises(ShapeError, match="with causal=0 is not supported"):
+        TABLE[op.name](op, *operands)
+    plain = Operation(op.name, 1, {"num_heads": 1, "kv_num_heads": 1})
+    with pytest.raises(ShapeError, match="norms or numbers of queries"):
+        TABLE[op.name](plain, *operands, *[None] * 7, torch.ones(8), torch.ones(8))
 
 
 def test_operators_of_other_domains_are_named() -> None:

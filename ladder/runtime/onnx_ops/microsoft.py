@@ -68,6 +68,9 @@ def _matmul_nbits(
 
 def _gather_block_quantized(op: Operation, codes: Any, indices: Any, scales: Any, zeros: Any = None) -> Any:
     """Take rows of a table that is quantised in blocks along its last axis."""
+    op.require(gather_axis=0)
+    if op.get("quantize_axis", 1) not in (-1, codes.ndim - 1):
+        raise ShapeError(f"{op.name} of blocks along another than the last axis is not supported")
     bits, block = op.get("bits", 4), op.get("block_size", 128)
     rows = codes[indices.long()]
     rows = (
@@ -147,6 +150,7 @@ def rotated(x: Any, cosine: Any, sine: Any, interleaved: bool) -> Any:
 
 
 def _rotary(op: Operation, x: Any, positions: Any, cosines: Any, sines: Any) -> Any:
+    op.require(is_packed_batching=0, scale=1.0)
     heads = op.get("num_heads", 0)
     if x.ndim == 3:
         size = x.shape[2] // heads if heads else 2 * cosines.shape[1]
@@ -177,8 +181,12 @@ def _softmax(scores: Any, dtype: Any) -> Any:
 def _group_query(
     op: Operation, q: Any, k: Any, v: Any, past_k: Any, past_v: Any, lengths: Any, total: Any,
     cosines: Any = None, sines: Any = None, positions: Any = None, bias: Any = None, sink: Any = None,
+    *others: Any,
 ) -> Any:  # fmt: skip
     """Attend with fewer heads of keys than of queries, to what was kept and to new rows, causally."""
+    op.require(causal=1, qk_output=0, k_quant_type="NONE", v_quant_type="NONE")
+    if any(other is not None for other in others):
+        raise ShapeError(f"{op.name} with caches in codes, norms or numbers of queries is not supported")
     heads, kept = op.get("num_heads"), op.get("kv_num_heads")
     if k is None:  # packed
         size = q.shape[2] // (heads + 2 * kept)
@@ -186,21 +194,59 @@ def _group_query(
     q, k, v = _in_heads(q, heads), _in_heads(k, kept), _in_heads(v, kept)
     rows = q.shape[2]
     ends = lengths.reshape(-1).long() + 1
-    before = torch.zeros_like(ends) if rows > 1 and past_k is None else ends - rows
-    if rows > 1 and past_k is not None and past_k.shape[2] == 0:
-        before = torch.zeros_like(ends)
+    before = torch.zeros_like(ends) if int(total) == rows else ends - rows
     at = before.reshape(-1, 1) + torch.arange(rows, device=q.device)
     if op.get("do_rotary", 0):
         where = at if positions is None else positions.long()
         angles = [table[where].unsqueeze(1) for table in (cosines, sines)]
         q, k = (rotated(x, angles[0], angles[1], bool(op.get("rotary_interleaved", 0))) for x in (q, k))
-    keys, values = (_appended(old, new, at, int(total)) for old, new in ((past_k, k), (past_v, v)))
-    mask = torch.arange(keys.shape[2], device=q.device) <= at.unsqueeze(-1)
     window = op.get("local_window_size", -1)
+    if op.get("sliding_window_cache", 0):
+        keys, values = (torch.cat([old, new], 2) for old, new in ((past_k, k), (past_v, v)))
+        places, index = _window_places(past_k.shape[2], window, before, ends, at)
+        caches = [x.gather(2, index[:, None, :, None].expand_as(past_k)) for x in (keys, values)]
+    else:
+        keys, values = caches = [
+            _appended(old, new, at, int(total)) for old, new in ((past_k, k), (past_v, v))
+        ]
+        places = torch.arange(keys.shape[2], device=q.device).expand(len(at), -1)
+    mask = places.unsqueeze(1) <= at.unsqueeze(-1)
     if window > 0:
-        mask = mask & (torch.arange(keys.shape[2], device=q.device) > at.unsqueeze(-1) - window)
+        mask = mask & (places.unsqueeze(1) > at.unsqueeze(-1) - window)
+    bias = None if bias is None else _of_places(bias, places)
     found = _attended(op, q, keys, values, mask.unsqueeze(1), bias, sink)
-    return _joined(found), keys, values
+    return _joined(found), *caches
+
+
+def _window_places(capacity: int, window: int, before: Any, ends: Any, at: Any) -> tuple[Any, Any]:
+    """Return where the rows of a cache of a window and new rows stand, and which of them it keeps.
+
+    A cache holds positions in order from its first row on, `_resident` of them.
+
+    before, ends: Positions of the first new row and behind the last, ``[batch]``.
+    at: Positions of the new rows, ``[batch, rows]``.
+    Returns positions ``[batch, capacity + rows]``, of rows that are not filled behind all others; and per
+    row of the cache afterwards the one of these that it holds, ``[batch, capacity]``.
+    """
+    row, before = torch.arange(capacity, device=at.device), before.unsqueeze(-1)
+    first = before - _resident(before, capacity, window)
+    old = torch.where(first + row < before, first + row, torch.iinfo(torch.int64).max)
+    later = ends.unsqueeze(-1) - _resident(ends.unsqueeze(-1), capacity, window) + row
+    index = torch.where(later < before, later - first, later - before + capacity)
+    return torch.cat([old, at], -1), index.clamp(max=capacity + at.shape[1] - 1)
+
+
+def _resident(count: Any, capacity: int, window: int) -> Any:
+    """Return how many of so many rows a cache holds that makes room for several at a time when it is full."""
+    room = capacity - window + 1
+    return count - room * ((count - capacity).clamp(min=0) + room - 1).div(room, rounding_mode="floor")
+
+
+def _of_places(bias: Any, places: Any) -> Any:
+    """Return the columns of a bias that positions ``[batch, columns]`` name."""
+    index = places.clamp(max=bias.shape[-1] - 1)[:, None, None]
+    wide = bias.expand(len(places), -1, -1, -1)
+    return wide.gather(-1, index.expand(*wide.shape[:3], -1))
 
 
 def _appended(old: Any, new: Any, at: Any, total: int) -> Any:
@@ -222,7 +268,7 @@ def _attended(op: Operation, q: Any, k: Any, v: Any, mask: Any, bias: Any = None
         sink = scores.new_zeros(scores.shape[1])
     cap = op.get("softcap", 0.0)
     scores = cap * torch.tanh(scores / cap) if cap else scores
-    scores = scores if bias is None else scores + bias[..., : scores.shape[-1]]
+    scores = scores if bias is None else scores + bias
     scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
     if sink is not None:
         extra = sink.float().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
@@ -277,6 +323,7 @@ def _decoder_masked(
     bias: Any = None,
 ) -> Any:  # fmt: skip
     """Attend with one row of queries: `_multi_head` with its operands in another order."""
+    op.require(output_qk=0)
     return _multi_head(op, q, k, v, bias, mask, added, past_k, past_v, length, origins)
 
 
@@ -318,6 +365,7 @@ def _attention(
 
 
 def _attended_parts(op: Operation, projected: Any, sizes: Any, mask: Any, past: Any, added: Any) -> Any:
+    op.require(do_rotary=0, past_present_share_buffer=0)
     heads = op.get("num_heads")
     q, k, v = (_in_heads(part, heads) for part in projected.split(list(sizes), -1))
     if past is not None:

@@ -17,18 +17,6 @@ from ladder.runtime.onnx_ops.moves import MOVES
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.resize import RESIZES
 from ladder.runtime.onnx_ops.windows import WINDOWS
-from tile_types.errors import ShapeError
-
-
-def _unsupported(op: Operation, given: Mapping[str, Any]) -> None:
-    """Raise unless attributes have the values that are supported.
-
-    Raises ShapeError: Names those that do not.
-    """
-    other = [f"{name}={op.get(name)!r}" for name, value in given.items() if op.get(name, value) != value]
-    if other:
-        raise ShapeError(f"{op.name} with {', '.join(other)} is not supported")
-
 
 # states ------------------------------------------------------------------------------------------------
 
@@ -37,7 +25,7 @@ def _linear_attention(
     op: Operation, q: Any, k: Any, v: Any, past: Any = None, decay: Any = None, beta: Any = None
 ) -> Any:
     """Attend through a matrix per head that each token decays and adds to; returns rows and the state."""
-    _unsupported(op, {"state_window": 0})
+    op.require(state_window=0)
     heads, kept, rule = op.get("q_num_heads"), op.get("kv_num_heads"), op.get("update_rule", "gated_delta")
     size, wide = q.shape[-1] // heads, v.shape[-1] // kept
     scale = op.get("scale", 0.0) or 1 / sqrt(size)
@@ -67,10 +55,10 @@ def _attention_gate(op: Operation, a: Any, bias: Any, scale: Any, b: Any = None)
 
 def _causal_convolution(op: Operation, x: Any, weight: Any, bias: Any = None, past: Any = None) -> Any:
     """Convolve each channel with what came before; returns the rows and what the next call needs of them."""
-    _unsupported(op, {
-        "ndim": 1, "channels_last": 0, "state_window": 0, "state_length": 0, "state_update_capacity": 0,
-        "input_channels": 0, "input_channel_offset": 0,
-    })  # fmt: skip
+    op.require(
+        ndim=1, channels_last=0, state_channels_last=0, state_window=0, state_length=0,
+        state_update_capacity=0, input_channels=0, input_channel_offset=0,
+    )  # fmt: skip
     gap = op.get("dilation", 1)
     before = (weight.shape[-1] - 1) * gap
     whole = F.pad(x, [before, 0]) if past is None else torch.cat([past, x], -1)
@@ -139,7 +127,7 @@ def _experts(
     b3: Any = None,
 ) -> Any:  # fmt: skip
     """Add, for each row, the results of the experts that have the largest probabilities, times these."""
-    _unsupported(op, {"use_sparse_mixer": 0, "swiglu_limit_after_activation": 0})
+    op.require(use_sparse_mixer=0, swiglu_limit_after_activation=0)
     rows, name = x.reshape(-1, x.shape[-1]).float(), op.get("activation_type", "relu")
     shares, chosen = torch.softmax(router.reshape(len(rows), -1).float(), -1).topk(op.get("k", 1))
     if op.get("normalize_routing_weights", 0):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tile_types.errors import ShapeError
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -26,6 +28,17 @@ class Operation:
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute."""
         return self.given.get(name, default)
+
+    def require(self, **given: Any) -> None:
+        """Raise unless attributes that are stated have these values, the only ones that are supported.
+
+        Raises ShapeError: Names those that do not.
+        """
+        other = [
+            f"{name}={self.get(name)!r}" for name, value in given.items() if self.get(name, value) != value
+        ]
+        if other:
+            raise ShapeError(f"{self.name} with {', '.join(other)} is not supported")
 
     def once(self, make: Callable[[], Any]) -> Any:
         """Return what a row makes of the attributes alone; it is made in the first call."""
