@@ -90,6 +90,39 @@ def _product(node: Asked) -> Found:
     return [*a[:-1], b[1]] if len(b) == 2 else None
 
 
+def _of_values(node: Asked) -> Found:
+    """Return the shape of attention: queries by all heads of the values; None where one operand is all three."""
+    x, _, v = node.shapes[:3]
+    if len(v) == 3:
+        return [*x[:2], v[2]]
+    return [*x[:2], product([v[1], v[3]])] if len(v) == 4 else None
+
+
+def _of_groups(node: Asked) -> Found:
+    """Return the shape of the queries; of an operand that is packed, without its keys and values."""
+    x, heads = node.shapes[0], node.given["num_heads"]
+    if node.shapes[1]:
+        return x
+    parts = heads + 2 * node.given["kv_num_heads"]
+    return [*x[:2], int(x[2]) // parts * heads] if isinstance(x[2], int) else None
+
+
+def _projected(node: Asked) -> Found:
+    x, weight = node.shapes[:2]
+    sizes = node.given.get("qkv_hidden_sizes")
+    width = sizes[2] if sizes else floordiv(weight[1], 3)
+    return [*x[:2], width]
+
+
+def _taken(node: Asked) -> Found:
+    """Return the shape of rows of a stored table of codes, of which a byte may hold several."""
+    table, (shape, indices, *_) = node.operand(0), node.shapes
+    if table is None:
+        return None
+    each = 8 // node.given.get("bits", 4) if table.ttype == "uint8" else 1
+    return [*indices, *shape[1:-1], product([shape[-1], each])]
+
+
 def _quantized_gemm(node: Asked) -> Found:
     a, b, given = node.shapes[0], node.shapes[3], node.given
     return [a[1] if given.get("transA", 0) else a[0], b[0] if given.get("transB", 0) else b[1]]
@@ -159,6 +192,12 @@ RULES: Mapping[str, Rule] = {
     "QLinearConv": lambda node: _convolved(node, 3),
     "STFT": _stft,
     "com.microsoft::MatMulNBits": lambda node: [*node.shapes[0][:-1], node.given["N"]],
+    "com.microsoft::GatherBlockQuantized": _taken,
+    "com.microsoft::GroupQueryAttention": _of_groups,
+    "com.microsoft::MultiHeadAttention": _of_values,
+    "com.microsoft::DecoderMaskedMultiHeadAttention": _of_values,
+    "com.microsoft::Attention": _projected,
+    "com.microsoft::QAttention": _projected,
     "com.microsoft::DynamicQuantizeMatMul": _product,
     "com.microsoft::MatMulIntegerToFloat": _product,
     "com.microsoft::QGemm": _quantized_gemm,
@@ -195,6 +234,7 @@ FLOATS = frozenset(("ai.onnx.ml::TreeEnsembleRegressor", "ai.onnx.ml::TreeEnsemb
 TYPED_BY: Mapping[str, Sequence[int]] = {
     "com.microsoft::MatMulIntegerToFloat": (2,),
     "com.microsoft::QGemm": (8, 1),
+    "com.microsoft::GatherBlockQuantized": (2,),
     "com.microsoft::QLinearConcat": (2,),
     "com.microsoft::LayerNormalization": (1,),
     "com.microsoft::SimplifiedLayerNormalization": (1,),

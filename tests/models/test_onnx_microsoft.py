@@ -13,6 +13,7 @@ from onnx import numpy_helper, parser
 
 import ladder
 from benchmarks import onnx_suite
+from ladder.frontend.onnx_stages import Imported
 from ladder.runtime.model import build
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
@@ -32,6 +33,37 @@ def model_of(text: str, **stored: Any) -> Any:
     model = parser.parse_model(f'<ir_version: 9, opset_import: ["" : 17, "com.microsoft" : 1]> {text}')
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
     return model
+
+
+ATTENTION = {
+    "groups": (
+        "GroupQueryAttention <num_heads: int = 4, kv_num_heads: int = 2> (e, , , p, p, n, t)",
+        "e = com.microsoft.GatherBlockQuantized <block_size: int = 16, quantize_axis: int = 1> (table, i, s)",
+    ),
+    "heads": ("MultiHeadAttention <num_heads: int = 4> (x, x, x)", ""),
+    "one weight": ("Attention <num_heads: int = 4> (x, w3, b3)", ""),
+}
+"""Node of attention, with what comes before it."""
+
+
+@pytest.mark.parametrize("form", ATTENTION)
+def test_what_follows_attention_is_a_plan(form: str) -> None:
+    node, before = ATTENTION[form]
+    stored = {
+        "table": RANDOM.integers(0, 256, (9, 32)).astype(np.uint8),
+        "s": floats(9, 4),
+        "w": floats(32, 8),
+        "w3": floats(32, 96),
+        "b3": floats(96),
+    }
+    inputs = "float[b, l, 32] x"
+    if form == "groups":
+        inputs = "int64[b, l] i, float[b, 2, p, 8] p, int32[b] n, int32 t"
+    text = f"g ({inputs}) => (y) {{ {before} a = com.microsoft.{node} z = MatMul (a, w) y = Relu (z) }}"
+    model = model_of(text, **{name: value for name, value in stored.items() if name in text})
+    after = ladder.compile(model).staged.stages[-1]
+    assert isinstance(after, Imported)
+    assert {"matmul", "relu"} <= {one.operator for one in after.program.graph.nodes}
 
 
 @pytest.mark.parametrize("form", ["middle", "bytes", "floats", "8 bits", "short"])
