@@ -91,7 +91,7 @@ def _product(node: Asked) -> Found:
 
 
 def _of_values(node: Asked) -> Found:
-    """Return the shape of attention: queries by all heads of the values; None where one operand is all three."""
+    """Return the shape of attention: the rows of queries by all heads of the values."""
     x, _, v = node.shapes[:3]
     if len(v) == 3:
         return [*x[:2], v[2]]
