@@ -90,14 +90,10 @@ def read_packed(layer: Layer) -> QuantizedTensor:
         scale = scale[:, :: block[1]].contiguous()
     zero = None
     if ".weight_zero_point" in layer:
-        packed = layer.tensor(".weight_zero_point")
-        layer.require_type(".weight_zero_point", "int32")
-        layer.require(packed.ndim == 2 and block[0] == 1, "zero points must be packed along outputs")
+        zero = zero_codes(layer, n, bits, dense=dense)
         layer.require(
-            packed.shape[0] * (32 if dense else 32 // bits * bits) >= n * bits,
-            f"{packed.shape[0]} words of zero points for {n} outputs",
+            zero.shape == (1, 1) or block[0] == 1, "zero points must be packed along outputs, or one of all"
         )
-        zero = words_to_codes(packed.t(), bits, n, dense=dense).t().contiguous()
         if order is not None:
             layer.require(int(index.max()) < zero.shape[1], "weight_g_idx names a group without zero point")
             zero = zero[:, index][:, :: block[1]].contiguous()
@@ -118,6 +114,25 @@ def read_packed(layer: Layer) -> QuantizedTensor:
         scale_type=scale_name(scale),
         columns=None if order is None else order.to(torch.int32),
     )
+
+
+def zero_codes(layer: Layer, n: int, bits: int, *, dense: bool) -> torch.Tensor:
+    """Return zero points as codes, a matrix: packed along outputs, or one of the whole matrix as it is."""
+    import torch
+
+    layer.require_type(".weight_zero_point", "int32", "int8")
+    zero = layer.tensor(".weight_zero_point")
+    if zero.dtype == torch.int8:
+        middle = 1 << (bits - 1)
+        within = zero.numel() == 1 and -middle <= int(zero) < middle
+        layer.require(within, f"weight_zero_point must be packed, or one number of {bits} bits")
+        return (zero.short() + middle).to(torch.uint8).reshape(1, 1)
+    layer.require(zero.ndim == 2, f"weight_zero_point has the shape {list(zero.shape)}")
+    layer.require(
+        zero.shape[0] * (32 if dense else 32 // bits * bits) >= n * bits,
+        f"{zero.shape[0]} words of zero points for {n} outputs",
+    )
+    return words_to_codes(zero.t(), bits, n, dense=dense).t().contiguous()
 
 
 def columns_of(layer: Layer, k: int, scale: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -369,6 +369,9 @@ CASES: dict[str, Callable[[], Case]] = {
         for bits in (2, 3, 4, 5, 8)
     },
     "ct_pack_asym": lambda: compressed("pack-quantized", num_bits=4, symmetric=False, **INT),
+    "ct_pack_asym_tensor": lambda: compressed(
+        "pack-quantized", num_bits=4, type="int", strategy="tensor", symmetric=False
+    ),
     "ct_int8_channel": lambda: compressed("int-quantized", num_bits=8, type="int", strategy="channel"),
     "ct_int8_asym": lambda: compressed(
         "int-quantized", num_bits=8, type="int", strategy="channel", symmetric=False
