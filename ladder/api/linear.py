@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ladder.api.calibration import Moments, calibrated
 from ladder.api.clipping import clipped
@@ -64,7 +65,7 @@ def quantized_matrix(
     return quantized
 
 
-class Linear(torch.nn.Module):
+class Linear(NonDynamicallyQuantizableLinear):
     """``y = x · Wᵀ + b`` with W in a low-bit type.
 
     The weight is packed for the device that the module is on; moving the module repacks it.
@@ -100,9 +101,12 @@ class Linear(torch.nn.Module):
     Notes
     -----
     A module built by the constructor has no weight until ``load_state_dict`` or `set_weight`.
+
+    Its base is the linear layer of torch that tools which quantize pass over; those that adapt linear layers
+    (PEFT) take it as one.
     """
 
-    bias: torch.nn.Parameter | None
+    bias: torch.nn.Parameter | None  # type: ignore[assignment]
     columns: torch.Tensor | None
 
     def __init__(
@@ -120,7 +124,7 @@ class Linear(torch.nn.Module):
         keep_canonical: bool = True,
         batch_invariant: bool = False,
     ) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)  # torch's own would make a dense weight
         self.in_features, self.out_features = in_features, out_features
         self.keep_canonical, self.batch_invariant = keep_canonical, batch_invariant
         self._options = {"weight": weight, "group_size": group_size, "zero": zero}
@@ -263,7 +267,7 @@ class Linear(torch.nn.Module):
         return self._canonical
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> torch.Tensor:  # type: ignore[override]
         """The dequantized weight ``[N, K]``, for code that reads it instead of calling the layer.
 
         It knows its type, shape and device; values are computed from the canonical weight where they are

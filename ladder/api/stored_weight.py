@@ -87,7 +87,8 @@ class StoredWeight(torch.Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Answer for metadata; refuse writes; give everything else the values."""
-        if _writes(func) and args and isinstance(args[0], StoredWeight):
+        written = next(iter((*args, *(kwargs or {}).values())), None)  # torch.nn.init gives all by name
+        if _writes(func) and isinstance(written, StoredWeight):
             raise LadderError(
                 f"{func.__name__} would write into decoded values, which nobody reads again: give the layer"
                 " another weight with set_weight"

@@ -122,6 +122,7 @@ def test_rounded_activations_refuse() -> None:
 WRITES: dict[str, Any] = {
     "as PEFT merges adapters": lambda weight: setattr(weight, "data", weight.data + 1),
     "method": lambda weight: weight.add_(1),
+    "as layers are initialised": nn.init.kaiming_uniform_,
     "operator": lambda weight: operators.iadd(weight, 1),
     "item": lambda weight: operators.setitem(weight, 0, 1.0),
 }
@@ -149,3 +150,24 @@ def test_a_model_that_was_prepared_for_training_runs_on_kernels() -> None:
         for _ in range(3):
             torch.testing.assert_close(fast(tokens), wanted)
     assert not fast.refused
+
+
+@pytest.mark.parametrize("targets", ["0", "all-linear"])
+def test_peft_adapts_layers_as_it_does_torchs(targets: str) -> None:
+    peft = pytest.importorskip("peft")
+    layer, x = frozen(group_size=32), torch.randn(2, K)
+    before = layer(x)
+    model = peft.get_peft_model(nn.Sequential(layer), peft.LoraConfig(target_modules=targets))
+    torch.testing.assert_close(model(x), before)
+    model(x).sum().backward()
+    assert [name for name, each in model.named_parameters() if each.grad is not None]
+
+
+def test_tools_that_quantize_linear_layers_pass_over_quantized_ones() -> None:
+    """Of torch's classes it is the one which torch.ao and torchao do not quantize; adapters take any."""
+    layer = frozen(group_size=32)
+    assert isinstance(layer, nn.Linear)
+    assert isinstance(layer, nn.modules.linear.NonDynamicallyQuantizableLinear)
+    assert [name for name, _ in layer.named_parameters()] == ["bias"]
+    with pytest.raises(LadderError, match="set_weight"):
+        layer.reset_parameters()
