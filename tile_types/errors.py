@@ -35,8 +35,8 @@ class DTypeError(LadderError, TypeError):
     """A tensor has another element type than the operator needs."""
 
 
-def require_kind(value: object, kind: type, what: str) -> None:
-    """Raise DTypeError, "<what>, got <type>", unless a value is of a class."""
+def require_kind(value: object, kind: type | tuple[type, ...], what: str) -> None:
+    """Raise DTypeError, "<what>, got <type>", unless a value is of a class, or of one of several."""
     if not isinstance(value, kind):
         raise DTypeError(f"{what}, got {type(value).__name__}")
 

@@ -245,16 +245,17 @@ class Matmul:
         watched = type(x) is not Tensor or x.requires_grad or is_in_torch_dispatch_mode() or is_compiling()
         watched = watched or operator.is_transformed() or operator.is_recorded()
         watched = watched or operator.is_differentiated_forward()
-        learns = (bias is not None and bias.requires_grad) or (
-            token_scale is not None and token_scale.requires_grad
-        )
-        if (learns and torch.is_grad_enabled()) or (watched and operator.needs_dispatch(x)):
-            self._check_layout(x.device, packed)
-            return operator.dispatch(x, packed.tensors, bias, token_scale, self._facts.text)
         try:
+            learns = (bias is not None and bias.requires_grad) or (
+                token_scale is not None and token_scale.requires_grad
+            )
+            if (learns and torch.is_grad_enabled()) or (watched and operator.needs_dispatch(x)):
+                self._check_layout(x.device, packed)
+                return operator.dispatch(x, packed.tensors, bias, token_scale, self._facts.text)
             call = packed.calls.get(self) or self._bind(x.device, packed)
         except AttributeError:
             check_packed(packed)
+            operator.require_vectors(bias, token_scale)
             raise
         return call(x, bias, token_scale)
 

@@ -112,7 +112,8 @@ def multiply(
     check_operands(gemm, x, ranges, bias, token_scale)
     y = torch.empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output), device=x.device)
     scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
-    operands = Operands(x.reshape(-1, gemm.k), weight, ranges, bias, scales, y.view(-1, gemm.n))
+    rows = x.reshape(-1, gemm.k).resolve_neg()  # kernels read memory as it lies
+    operands = Operands(rows, weight, ranges, bias, scales, y.view(-1, gemm.n))
     if not operands.rows.shape[0]:
         return y
     if x.device.type == "cpu":
@@ -128,7 +129,7 @@ def at_once(kernel: CompiledGemm, operands: Operands, expected: int) -> None:
     typical = expected or -(-rows.shape[0] // kernel.gemm.experts)
     if kernel.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
         rows = kernel.aligned(rows)
-    extras = (vector.contiguous() for vector in (ranges, scales, bias) if vector is not None)
+    extras = (vector.contiguous().resolve_neg() for vector in (ranges, scales, bias) if vector is not None)
     kernel.entry_for(typical)(rows, *weight, *extras, out)
 
 

@@ -246,7 +246,7 @@ class Fused:
         """Return the kernels' arguments for an input, each as one axis."""
         if not node.tile.ttype.is_block:
             self._check(node, given)
-            return [given.view(-1)]
+            return [given.resolve_neg().view(-1)]
         gemm = self.lowering.gemm(node)
         layout = layout_of(gemm, self.family, own_order(gemm, self.device))
         if not isinstance(given, PackedWeight) or given.layout != layout:

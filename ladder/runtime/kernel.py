@@ -152,10 +152,10 @@ class CompiledGemm:
         def call(
             x: torch.Tensor, bias: torch.Tensor | None = None, token_scale: torch.Tensor | None = None
         ) -> torch.Tensor:
-            if plain and bias is None and token_scale is None:
-                shape = x.shape
+            if plain and bias is None and token_scale is None and not x.is_neg():
                 try:  # the kernel's entry looks at types, strides and devices; `launch` says what is wrong
-                    aligned = not x.data_ptr() % ALIGNMENT  # raises for sparse tensors
+                    shape = x.shape  # raises for nested tensors, as data_ptr for sparse ones
+                    aligned = not x.data_ptr() % ALIGNMENT
                     if aligned and len(shape) == 2 and shape[1] == k and (m := shape[0]):
                         y = allocate((m, n), y_strides, output)
                         (few[m] if m < FEW_ROWS else entries[bisect_left(bounds, m)])(x, *weight, y)
@@ -182,9 +182,11 @@ class CompiledGemm:
         token_scale: torch.Tensor | None,
     ) -> torch.Tensor:
         """Check x, allocate the result and call the kernel for this M."""
-        shape, n = x.shape, self._n
-        if x.layout is not self._strided:
+        if x.layout is not self._strided or x.is_nested:
             refuse_sparse(x)
+        if x.is_neg():  # kernels read memory as it lies
+            x = x.resolve_neg()
+        shape, n = x.shape, self._n
         if x.dtype is not self.dtype or not shape or shape[-1] != self._k or x.device != where:
             self._reject(x, where)
         if len(shape) == 2:
@@ -237,8 +239,9 @@ class CompiledGemm:
             if vector.dtype != dtype:
                 raise DTypeError(f"{name} must be {dtype}, got {vector.dtype}; convert it with .to({dtype})")
             require_beside(name, vector, x)
-            plain = vector.shape == shape and vector.is_contiguous()  # spare two trips through the dispatcher
-            extras.append(vector if plain else vector.reshape(shape).contiguous())
+            # Spare three trips through the dispatcher.
+            plain = vector.shape == shape and vector.is_contiguous() and not vector.is_neg()
+            extras.append(vector if plain else vector.reshape(shape).contiguous().resolve_neg())
         return extras
 
     def _reject(self, x: torch.Tensor, where: torch.device) -> NoReturn:
@@ -264,8 +267,10 @@ class CompiledGemm:
 
 
 def refuse_sparse(x: torch.Tensor) -> NoReturn:
-    """Raise the error for a tensor of another layout than strided."""
-    raise DTypeError(f"x is {x.layout}, kernels read rows of dense tensors; give x.to_dense()")
+    """Raise the error for a tensor of another layout than strided, or a nested one."""
+    raise DTypeError(
+        f"x is {'nested' if x.is_nested else x.layout}, kernels read rows of dense tensors; give x.to_dense()"
+    )
 
 
 def require_alike(name: str, wanted: bool, tensor: torch.Tensor | None) -> None:

@@ -26,7 +26,7 @@ from ladder.runtime.library import load_foreign_interface
 from ladder.runtime.registered import define, library
 from ladder.runtime.tokens import quantize_by_kernel
 from tile_types.arrays import torch_dtype
-from tile_types.errors import DTypeError, LadderError, ShapeError
+from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind
 
 load_foreign_interface()
 
@@ -81,12 +81,16 @@ def wants_gradient(
     x: torch.Tensor, bias: torch.Tensor | None = None, token_scale: torch.Tensor | None = None
 ) -> bool:
     """Tell whether autograd would record a product of these tensors."""
-    recorded = (
-        x.requires_grad
-        or (bias is not None and bias.requires_grad)
-        or (token_scale is not None and token_scale.requires_grad)
-    )
-    return recorded and torch.is_grad_enabled()
+    require_vectors(bias, token_scale)
+    given = (x, bias, token_scale)
+    return torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in given)
+
+
+def require_vectors(bias: object, token_scale: object) -> None:
+    """Raise DTypeError unless what a product takes per column and per row are tensors or left out."""
+    for name, vector in (("bias", bias), ("token_scale", token_scale)):
+        if vector is not None:
+            require_kind(vector, (torch.Tensor, torch.fx.Proxy), f"{name} must be a torch tensor")
 
 
 def _shape(

@@ -78,7 +78,7 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     on_cpu = x.device.type == "cpu"
     if on_cpu and (activation != "int8" or group):
         return quantize_tokens(x, activation, group)
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    rows = x.reshape(-1, x.shape[-1]).contiguous().resolve_neg()  # kernels read memory as it lies
     groups = (-(-x.shape[-1] // group),) if group else ()
     codes = torch.empty(x.shape, dtype=torch_dtype(activation), device=x.device)
     scale = torch.empty((*x.shape[:-1], *groups), dtype=torch.float32, device=x.device)

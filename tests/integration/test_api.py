@@ -19,7 +19,7 @@ from ladder.runtime import compile as runtime_compile
 from ladder.runtime.tokens import quantize_tokens
 from schedules.schedule import GpuSchedule
 from targets import get_device
-from tile_types.errors import ScheduleError
+from tile_types.errors import DTypeError, ScheduleError
 
 pytestmark = pytest.mark.usefixtures("plain_compiler")
 
@@ -532,3 +532,39 @@ def test_expression_becomes_an_operator() -> None:
     weight = ladder.quantize(matrix(N, K), "nf4", group_size=24)
     x = matrix(3, K, dtype=torch.float16)
     assert relative_error(op(x, op.pack(weight)), x.double() @ weight.dequantize("float64").T) <= 5e-4
+
+
+NEGATED = ("x", "bias", "token_scale")
+
+
+@pytest.mark.parametrize("negated", NEGATED)
+def test_operands_negated_where_they_are_read(negated: str) -> None:
+    """As the imaginary part of a conjugate is: its memory holds other bits than its values."""
+    weight = ladder.quantize(matrix(N, K), "int4", group_size=24)
+    op = ladder.Matmul(N, K, "int4", "int8", group_size=24, bias=True)
+    codes, scale = quantize_tokens(matrix(5, K), "int8")
+    operands = {"x": codes, "bias": matrix(N), "token_scale": scale}
+    given = operands | {negated: torch._neg_view(operands[negated])}
+    packed = op.pack(weight)
+    expected = op(packed=packed, **(operands | {negated: -operands[negated]}))
+    assert torch.equal(op(packed=packed, **given), expected)
+
+
+@pytest.mark.parametrize("activation", ["float32", "int8"])
+def test_rows_of_conjugates(activation: str) -> None:
+    weight = ladder.quantize(matrix(N, K), "int4", group_size=24)
+    x = torch.complex(matrix(5, K), matrix(5, K, seed=1)).conj().imag
+    op = ladder.Matmul(N, K, "int4", activation, group_size=24)
+    assert torch.equal(op(x, op.pack(weight)), op(x.resolve_neg(), op.pack(weight)))
+    experts = ladder.GroupedMatmul(1, N, K, "int4", activation, group_size=24)
+    offsets, packed = torch.tensor([0, 5], dtype=torch.int32), experts.pack([weight])
+    assert torch.equal(experts(x, packed, offsets), experts(x.resolve_neg(), packed, offsets))
+
+
+def test_operands_that_are_no_dense_tensors() -> None:
+    op = ladder.Matmul(N, K, "int4", "float32", group_size=24, bias=True)
+    packed = op.pack(ladder.quantize(matrix(N, K), "int4", group_size=24))
+    with pytest.raises(DTypeError, match="bias must be a torch tensor, got ndarray"):
+        op(matrix(2, K), packed, bias=np.zeros(N, np.float32))
+    with pytest.raises(DTypeError, match="x is nested"):
+        op(torch.nested.nested_tensor([matrix(2, K)]), packed, bias=matrix(N))
