@@ -15,7 +15,9 @@ from tile_types.errors import (
     DTypeError,
     ShapeError,
     ValueRangeError,
+    require_kind,
     unknown_name,
+    whole_number,
 )
 from tile_types.library import SCALE_TYPES, get_type
 from tile_types.quantized import QuantizedTensor
@@ -120,8 +122,11 @@ def quantize(
 
 def _checked(values: Array) -> Array:
     xp = arrays_of(values)
-    if is_torch(values) and str(values.layout) != "torch.strided":
-        raise DTypeError(f"quantize needs a dense matrix, got {values.layout}; give values.to_dense()")
+    if is_torch(values) and (values.is_nested or str(values.layout) != "torch.strided"):
+        kind = "a nested tensor" if values.is_nested else values.layout
+        raise DTypeError(f"quantize needs a dense matrix, got {kind}; give values.to_dense()")
+    if isinstance(values, (np.ma.MaskedArray, np.matrix)):
+        raise DTypeError(f"quantize needs a plain array, got {type(values).__name__}; fill it, or np.asarray")
     if not xp.is_float(values):
         raise DTypeError(f"quantize needs real values, got {values.dtype}; convert with .astype or .to first")
     if values.ndim != 2:
@@ -167,9 +172,11 @@ def _block(
 
 
 def _block2d(block: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
-    if len(block) != 2 or any(extent < 1 and extent != -1 for extent in block):
+    require_kind(block, (tuple, list), "block must be two extents")
+    extents = [whole_number(extent, "an extent of block") for extent in block]
+    if len(extents) != 2 or any(extent < 1 and extent != -1 for extent in extents):
         raise ShapeError(f"block must be two extents >= 1 (or -1 for the whole), got {block}")
-    height, width = block
+    height, width = extents
     return (rows if height == -1 else height, columns if width == -1 else width)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tile_types.arrays import Array, arrays_of, is_torch
-from tile_types.errors import ShapeError, ValueRangeError, whole_number
+from tile_types.errors import ShapeError, ValueRangeError, require_kind, whole_number
 from tile_types.ops import Decode, NumpyOps, TorchOps
 
 MAX_BITS = 128
@@ -105,8 +105,18 @@ class TType:
             raise ValueRangeError(
                 f"type {self.name}: give either decode(code, ops) or the name of an element"
             )
-        if any(extent < 1 for extent in self.shape):
+        require_kind(self.shape, tuple, f"type {self.name}: shape must be a tuple")
+        if any(whole_number(extent, f"type {self.name}: an extent") < 1 for extent in self.shape):
             raise ShapeError(f"type {self.name}: a block needs positive extents, got {self.shape}")
+        require_kind(self.metadata, tuple, f"type {self.name}: metadata must be a tuple")
+        for part in self.metadata:
+            require_kind(part, Metadata, f"type {self.name}: metadata must hold Metadata")
+        require_kind(self.finite_codes or (), tuple, f"type {self.name}: finite_codes must be a tuple")
+        for code in self.finite_codes or ():
+            if not 0 <= whole_number(code, f"type {self.name}: a code") < 1 << self.elem_bits:
+                raise ValueRangeError(
+                    f"type {self.name}: finite_codes has {code}, no code of {self.elem_bits} bits"
+                )
 
     def __eq__(self, other: object) -> bool:
         """Compare names."""

@@ -417,3 +417,17 @@ def test_small_weights_of_a_type_without_zero_are_refused_in_any_block() -> None
     with pytest.raises(ValueRangeError, match=r"underflow halves with float16 .* would become far larger"):
         quantize(weights, halves, group_size=32)
     quantize(weights, halves, group_size=32, scale_type="float32")
+
+
+@pytest.mark.parametrize("block", [3, ("a", 1), (1.5, 2), (1,), (0, 1), (1, True)])
+def test_blocks_that_are_no_two_extents(block: object) -> None:
+    with pytest.raises((ShapeError, DTypeError), match="block"):
+        quantize(WEIGHTS, "int4", block=block)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+@pytest.mark.parametrize("kind", [np.matrix, np.ma.masked_array])
+def test_arrays_that_are_more_than_values(kind: Any) -> None:
+    """The mask of a masked array would be lost."""
+    with pytest.raises(DTypeError, match="plain array"):
+        quantize(kind(WEIGHTS), "int4")

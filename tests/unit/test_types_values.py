@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 
-from tile_types import get_type
-from tile_types.errors import ValueRangeError
+from tile_types import TType, get_type
+from tile_types.errors import LadderError, ValueRangeError
 
 REFERENCE = {
     "float16": np.float16,
@@ -205,3 +207,23 @@ def test_values_of_a_32_bit_type_are_not_listed() -> None:
 def test_values_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         get_type("int4").values()[0] = 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"shape": 3},
+        {"shape": (2.0,)},
+        {"metadata": 3},
+        {"metadata": ("scale",)},
+        {"finite_codes": 3},
+        {"finite_codes": (0, 8)},
+        {"finite_codes": (0.5,)},
+        {"elem_bits": 3.0},
+    ],
+)
+def test_descriptions_that_cannot_be(given: dict[str, Any]) -> None:
+    """Said where the type is described, not where its values are first needed."""
+    facts = {"name": "wrong3", "elem_bits": 3, "decode": lambda code, ops: code, **given}
+    with pytest.raises(LadderError, match="type wrong3: "):
+        TType(**facts)
