@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +27,7 @@ from schedules.schedule import Schedule, parse_schedule
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.errors import CacheError, ParseError
+from tile_types.files import replacing
 from tile_types.identity import own_values
 
 SHIPPED = Path(__file__).parent / "tuned"
@@ -276,19 +275,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
     Raises CacheError if the folder cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tuning-", suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                # One row or schedule per line, so that changes show.
-                text = json.dumps(content, sort_keys=True)
-                stream.write(text.replace("], [", "],\n[").replace('", "', '",\n"') + "\n")
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise CacheError(
-            f"cannot write tuning entry {path}: {error}; set LADDER_CACHE_DIR elsewhere"
-        ) from error
+    # One row or schedule per line, so that changes show.
+    text = json.dumps(content, sort_keys=True).replace("], [", "],\n[").replace('", "', '",\n"')
+    with replacing(path, CacheError, "; set LADDER_CACHE_DIR elsewhere") as part:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text + "\n", encoding="utf-8")

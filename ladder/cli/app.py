@@ -242,7 +242,7 @@ def superopt(
     if show is not None:
         from ladder.superopt.show import page
 
-        show.write_text(page(report), encoding="utf-8")
+        write_page(show, page(report))
     console.show(command.as_json(report, kernels), as_json, lambda: command.print_report(report, kernels))
     if problem:
         console.error(problem)
@@ -366,12 +366,10 @@ def report(
 
 def write_page(path: Path, text: str) -> None:
     """Write a page; raises ArtifactError if it cannot be."""
-    from tile_types.errors import ArtifactError
+    from tile_types.files import replacing
 
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ArtifactError(f"cannot write {path}: {error}") from error
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 @app.command("first-run")
@@ -403,15 +401,22 @@ def run(arguments: Sequence[str]) -> int:
     arguments: What follows ``ladder`` on the command line.
     Returns: 0 done, 1 failed, 2 the request itself was wrong.
     """
+    for name in ("stdout", "stderr"):  # None where the shell closed them: `ladder types >&-`
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  as long as the process
     try:
-        return int(app(args=list(arguments), prog_name="ladder", standalone_mode=False) or OK)
+        code = int(app(args=list(arguments), prog_name="ladder", standalone_mode=False) or OK)
+        sys.stdout.flush()
+        return code
     except TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "ladder")
         console.error(f"{error.format_message()} (see `{command} --help`)")
         return USAGE
-    except BrokenPipeError:
-        # The reader of stdout left, as in `ladder types | head -1`: nothing is wrong. Python
-        # would complain when it flushes at exit, hence the exchange.
+    except (BrokenPipeError, SystemExit) as error:
+        # The reader of stdout left, as in `ladder types | head -1`, which typer ends with 1: nothing
+        # is wrong. Python would complain when it flushes at exit, hence the exchange.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (KeyboardInterrupt, typer.Abort):

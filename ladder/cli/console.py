@@ -49,7 +49,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: st
     table = Table(*columns, title=title or None, box=None, pad_edge=False, title_justify="left")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, highlight=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, highlight=False)
+    with console.capture() as text:  # printed by rich itself, a reader that left would be an error
+        console.print(table)
+    print(text.get(), end="")
 
 
 def print_fields(fields: Mapping[str, str]) -> None:

@@ -12,7 +12,8 @@ from ladder.cli.console import Progress, silent
 from ladder.cli.gemm import run_gemm
 from ladder.cli.problem import Problem, why_not_here
 from targets import get_device, rocm_architectures, visible_gpus
-from tile_types.errors import ArtifactError, DeviceError, LadderError
+from tile_types.errors import DeviceError, LadderError
+from tile_types.files import replacing
 
 WEIGHTS: Mapping[str, tuple[str, ...]] = {
     "float16": ("float16", "int4", "nf4", "mxfp4", "fp6_e3m2"),
@@ -102,10 +103,8 @@ def run_first(
 
 
 def _write(path: Path, found: Mapping[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ArtifactError(f"cannot write {path}: {error}") from error
+    with replacing(path) as part:
+        part.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def summary(found: Mapping[str, Any]) -> list[tuple[str, str]]:

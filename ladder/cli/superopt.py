@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,11 @@ def parse_sizes(text: str) -> dict[str, int]:
     sizes = {}
     for part in filter(None, text.replace(" ", "").split(",")):
         name, _, number = part.partition("=")
-        if not number.isdigit() or int(number) < 1:
-            raise ParseError(f"sizes are given as NAME=NUMBER, separated by commas, got {part!r}")
+        if not name or name in sizes or not re.fullmatch("0*[1-9][0-9]{0,9}", number):
+            raise ParseError(
+                "sizes are given as NAME=NUMBER, each name once, a number of up to ten digits,"
+                f" separated by commas; got {part!r}"
+            )
         sizes[name] = int(number)
     return sizes
 

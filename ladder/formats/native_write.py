@@ -14,6 +14,7 @@ from ladder.formats.files import DTYPES, MOST_HEADER, Stored, require
 from ladder.formats.layer import Loaded
 from ladder.formats.native import ARRAYS, CODES, KEY
 from tile_types.errors import CheckpointError
+from tile_types.files import replacing
 
 if TYPE_CHECKING:
     import torch
@@ -40,25 +41,18 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
     room = 4096 + sum(_room(checkpoint.entry(name)) for name in names)
     require(room <= MOST_HEADER, f"{checkpoint.path} has too many tensors for one file: {len(names)}")
     require(not _is_source(checkpoint, path), f"{path} is what is to be read: name another file")
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            file.write(bytes(8 + room))
-            header, at = {}, 0
-            for name, array in _arrays(checkpoint, names):
-                require(name not in header, f"{path} would hold {name!r} twice")
-                octets = _octets(array)
-                header[name] = _entry(name, array, at, at + len(octets))
-                at += file.write(octets)
-            text = json.dumps(header, ensure_ascii=False).encode()
-            require(len(text) <= room, f"the header of {path} takes {len(text)} bytes, not {room}")
-            file.seek(0)
-            file.write(struct.pack("<Q", room) + text.ljust(room))
-        part.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error}") from error
-    finally:
-        part.unlink(missing_ok=True)
+    with replacing(path, CheckpointError) as part, part.open("wb") as file:
+        file.write(bytes(8 + room))
+        header, at = {}, 0
+        for name, array in _arrays(checkpoint, names):
+            require(name not in header, f"{path} would hold {name!r} twice")
+            octets = _octets(array)
+            header[name] = _entry(name, array, at, at + len(octets))
+            at += file.write(octets)
+        text = json.dumps(header, ensure_ascii=False).encode()
+        require(len(text) <= room, f"the header of {path} takes {len(text)} bytes, not {room}")
+        file.seek(0)
+        file.write(struct.pack("<Q", room) + text.ljust(room))
     return 8 + room + at
 
 

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from ladder.runtime import signing
 from tile_types.errors import ArtifactError
+from tile_types.files import replacing
 
 FORMAT = 2
 """Version of manifests and of the layout of files."""
@@ -124,18 +125,11 @@ def write(
     signed = {} if key is None else {SIGNATURE: signing.sign(key, manifest)}
     parts = {MANIFEST: manifest, **signed, **members}
     entries = _laid_out([(name, len(data), zlib.crc32(data)) for name, data in parts.items()])
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            for entry, data in zip(entries, parts.values(), strict=True):
-                stream.write(entry.local)
-                stream.write(data)
-            stream.write(_directory(entries, _digest(manifest + signed.get(SIGNATURE, b""))))
-        temporary.replace(path)
-    except OSError as error:
-        raise ArtifactError(f"cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as part, part.open("wb") as stream:
+        for entry, data in zip(entries, parts.values(), strict=True):
+            stream.write(entry.local)
+            stream.write(data)
+        stream.write(_directory(entries, _digest(manifest + signed.get(SIGNATURE, b""))))
     return path
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -179,6 +180,16 @@ def _built_once(job: Job) -> Kernel:
 
 
 def _build(job: Job) -> Kernel:
+    """Compile a kernel and keep it; raises CompilerError also where the system refuses to write."""
+    try:
+        return _built(job)
+    except OSError as error:
+        raise CompilerError(
+            f"cannot build a kernel: {error}; free some room, or set TMPDIR to a folder that you can write"
+        ) from error
+
+
+def _built(job: Job) -> Kernel:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ladder-build-") as folder:
         _require_room(folder)
@@ -199,12 +210,18 @@ def _build(job: Job) -> Kernel:
 
 
 def _require_room(folder: str) -> None:
-    """Raise if a disk is full: LLVM ends the process where it cannot write an object file."""
+    """Raise where a disk is full or files may not be large: LLVM ends a process that cannot write objects."""
     free = shutil.disk_usage(folder).free
     if free < ROOM:
         raise CompilerError(
             f"{tempfile.gettempdir()} has {free >> 10} KiB left, building a kernel takes up to {ROOM >> 10}:"
             " free some, or set TMPDIR to a folder with room"
+        )
+    largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if 0 <= largest < ROOM:
+        raise CompilerError(
+            f"files of this process are limited to {largest >> 10} KiB, building a kernel takes up to"
+            f" {ROOM >> 10}: raise `ulimit -f`"
         )
 
 

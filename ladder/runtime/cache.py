@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.installation import cache_root, installed_version, ladder_version, tvm_version
 from tile_types.errors import CacheError, MissingToolError
+from tile_types.files import replacing
 
 if TYPE_CHECKING:
     from ladder.ir.gemm import Gemm
@@ -352,7 +353,7 @@ class KernelCache:
         path = self.root / folder / f"{key}.json"
         try:
             return unseal(path.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
             log.warning("cache entry %s is not intact (%s); it will be made again", path, error)
@@ -364,15 +365,10 @@ class KernelCache:
         Raises CacheError if the folder cannot be written.
         """
         path = self.root / folder / f"{key}.json"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as stream:
-                stream.write(seal(value))
-            Path(stream.name).replace(path)
-        except OSError as error:
-            raise CacheError(
-                f"cannot write {path}: {error}; set LADDER_CACHE_DIR to a folder that you can write"
-            ) from error
+        advice = "; set LADDER_CACHE_DIR to a folder that you can write"
+        with replacing(path, CacheError, advice) as part:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(seal(value))
 
     def entries(self) -> Iterator[CacheEntry]:
         """Yield every intact entry, by key."""

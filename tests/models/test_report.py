@@ -38,6 +38,8 @@ def make():
     return ladder.quantize(Net(), group_size=32), torch.randn(3, 64)
 def no_model():
     return 3
+def fails():
+    raise ValueError("why")
 """
 
 
@@ -161,15 +163,19 @@ def test_the_command(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nowhere.onnx"], 1, "is no file"),
-        (["programs.py"], 1, "no Ladder artefact"),
+        (["nowhere.onnx"], 2, "is no file"),
+        (["programs.py"], 2, "no Ladder artefact"),
         (["python:programs"], 2, "names nothing"),
         (["python:programs:missing"], 2, "cannot be imported"),
         (["python:programs:no_model"], 2, "no callable"),
         (["net.onnx", "--sizes", "length=3"], 2, "no size length"),
         (["net.onnx", "--sizes", "batch"], 2, "NAME=NUMBER"),
         (["net.onnx", "--target", "cuda/sm_91"], 2, "sm_90a"),
-        (["net.onnx", "--output", "/proc/none/a.html"], 1, "cannot write"),
+        (["net.onnx", "--output", "/proc/none/a.html"], 2, "cannot write"),
+        (["net.onnx", "--output", "/dev/full"], 1, "No space left"),
+        (["net.onnx", "--sizes", "batch=²"], 2, "NAME=NUMBER"),
+        (["net.onnx", "--sizes", "batch=2,batch=3"], 2, "each name once"),
+        (["python:programs:fails"], 1, "programs.py:15: ValueError: why [ladder --verbose shows"),
         ([], 2, "Missing argument 'model'"),
     ],
 )
@@ -179,7 +185,9 @@ def test_requests_that_are_wrong(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(folder)
     assert run(["report", *arguments]) == code
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
 
 
 def test_compile_writes_what_load_runs(
@@ -195,8 +203,8 @@ def test_compile_writes_what_load_runs(
     for arguments, code, message in (
         (["net.ladder"], 2, "is no ONNX model"),
         (["net.onnx", "--target", "cuda/sm_100a"], 1, "is not here"),
-        (["net.onnx", "--output", "/proc/none/x.ladder"], 1, "cannot write"),
-        (["nowhere.onnx"], 1, "does not exist"),
+        (["net.onnx", "--output", "/proc/none/x.ladder"], 2, "cannot write"),
+        (["nowhere.onnx"], 2, "does not exist"),
     ):
         assert run(["compile", *arguments]) == code
         assert message in capsys.readouterr().err

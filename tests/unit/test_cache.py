@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import importlib.metadata
 import json
@@ -15,6 +16,7 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Never
 
 import pytest
 import torch
@@ -24,10 +26,11 @@ from ladder import knobs
 from ladder.installation import installed_version
 from ladder.ir.gemm import Gemm
 from ladder.runtime import cache
-from ladder.runtime.build import Kernel
+from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity, KernelCache, cache_key
 from ladder.runtime.compile import load_entry
 from schedules.schedule import GpuSchedule
+from targets import get_device
 from targets.cpu import cpu_device
 from tile_types import TType
 from tile_types import library as type_library
@@ -354,3 +357,24 @@ def test_a_full_disk_is_an_error_not_the_end_of_the_process(monkeypatch: pytest.
     packed = operator.pack(ladder.quantize(torch.ones(3, 7), ttype))
     with knobs.override(cache=False), pytest.raises(CompilerError, match=r"has 5 KiB left.*TMPDIR"):
         operator(torch.ones(1, 7).half(), packed)
+
+
+def test_what_the_system_refuses_a_build_is_a_compiler_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that callers that can do without the kernel do."""
+
+    def refuse(path: Path) -> Never:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    job = Job({"kind": "refused"}, Identity.of(None, get_device("cpu")), get_device("cpu"), refuse)
+    with pytest.raises(CompilerError, match=r"No space left on device.*TMPDIR"):
+        find_or_build([job])
+
+
+def test_a_limit_of_file_sizes_is_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (4096, 4096))
+    where = get_device("cpu")
+    job = Job(
+        {"kind": "limited"}, Identity.of(None, where), where, lambda folder: pytest.fail("it was built")
+    )
+    with pytest.raises(CompilerError, match=r"limited to 4 KiB.*ulimit"):
+        find_or_build([job])

@@ -13,6 +13,7 @@ from ladder.integrations.bitblas.config import MatmulConfig
 from ladder.integrations.bitblas.matmul import Matmul
 from ladder.runtime.cache import KernelCache
 from tile_types.errors import ArtifactError
+from tile_types.files import replacing
 
 DATABASE = "bitblas.json"
 """File of a database: a list of configurations."""
@@ -62,12 +63,10 @@ class OperatorCache:
     def save_into_database(self, database_path: str | None = None, target: Any = None) -> None:
         """Write the configurations beside those that the folder has."""
         folder = Path(database_path or get_database_path())
-        folder.mkdir(parents=True, exist_ok=True)
-        with self._lock:
+        with self._lock, replacing(folder / DATABASE) as part:
+            folder.mkdir(parents=True, exist_ok=True)
             known = dict.fromkeys([*_read(folder), *self.cache])
-            draft = folder / f"{DATABASE}.{os.getpid()}.{threading.get_ident()}"
-            draft.write_text(json.dumps([asdict(config) for config in known]))
-            draft.replace(folder / DATABASE)
+            part.write_text(json.dumps([asdict(config) for config in known]))
 
     def load_from_database(self, database_path: str, target: Any = None) -> None:
         """Add an operator for each configuration of a folder.

@@ -43,6 +43,7 @@ from ladder.superopt.verifier import (
     verify_for_all_extents,
 )
 from tile_types.errors import ScheduleError, ShapeError, VerificationError
+from tile_types.files import replacing
 
 LATE = "out of time before the proof"
 
@@ -430,9 +431,8 @@ def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done:
         for number, outcome in sorted(done.items())
         if outcome.complete
     }
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps({**identity(program, limits), "done": finished}), encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as part:
+        part.write_text(json.dumps({**identity(program, limits), "done": finished}), encoding="utf-8")
 
 
 def _read_checkpoint(path: Path | None, program: Program, limits: Limits) -> dict[int, Outcome]:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -28,7 +26,8 @@ from ladder.superopt.generator.report import Counts, Limits, Report, VerifiedGra
 from ladder.superopt.generator.structure import GraphStep, Prefix, Structure
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import Bound, Certificate, Stability
-from tile_types.errors import LadderError
+from tile_types.errors import CacheError, LadderError
+from tile_types.files import replacing
 from tile_types.identity import own_values_named
 
 T = TypeVar("T")
@@ -98,10 +97,9 @@ class Database:
     def write(self, facts: Mapping[str, Any], value: Any) -> None:
         """Keep an entry, a JSON value."""
         path = self.path(facts)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-        temporary.write_text(json.dumps(value), encoding="utf-8")
-        temporary.replace(path)
+        with replacing(path, CacheError) as part:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(value), encoding="utf-8")
 
     def find(self, program: Program, limits: Limits) -> Report | None:
         """Return the report of the same search, or None."""
