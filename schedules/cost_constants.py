@@ -91,6 +91,10 @@ and of `FP8` is read off 10 and 18 kernels by stream-K on an H100
 """
 
 FP8: dict[str, float] = {
+    "LAUNCH_SECONDS": 2.0e-06,
+    "CLUSTER_SECONDS": 1.0e-06,
+    "DOUBLING_SECONDS": 3.0e-07,
+    "EXCHANGE_SECONDS": 6.0e-10,
     "TURNOVER_SECONDS": 2.0e-06,
     "CUT_SECONDS": 5.35e-06,
     "CUT_OUTPUT_SECONDS": 2.0e-10,
@@ -106,5 +110,7 @@ the fastest (geometric mean; 1.064 with the constants of other 8-bit operands). 
 off pairs of a plain and a persistent grid there that are alike in all else: the plain one takes as long where
 each multiprocessor has one block, and about 2 µs longer for each further one. `L2_SHARE` is fitted to these
 runs and 464 at 35 further points (``benchmarks/results/h100_fp8_why_2026-11-27.json``): what either half of
-the shapes asks for (1.33, 1.65) serves the other half better than 1.
+the shapes asks for (1.33, 1.65) serves the other half better than 1. The first four are fitted to 1,512
+runs at 250 points on both (either half of 60 shapes asks for the same `LAUNCH_SECONDS`): what every launch
+costs was taken for the cost of clusters, so that small products shared K too seldom.
 """
