@@ -62,7 +62,7 @@ def test_sums_start_anew_and_end_with_their_group(loop: Loop) -> None:
         if geo.promotes and not loop.long:
             assert unit.fresh == (first % loop.interval == 0)
             assert unit.done == ((first + unit.extent) % loop.interval == 0)
-            assert geo.group % loop.interval == 0
+            assert geo.groups.size % loop.interval == 0
         else:
             assert unit.fresh == (first == 0)
             assert not unit.done

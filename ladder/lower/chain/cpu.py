@@ -76,7 +76,7 @@ class Lanes:
         if not count or not lanes:
             return
         nest = self.nest
-        with b.loop(count) as number, nest.ranged(number, count):
+        with nest.loop(count) as number:
             first = start + number * (vectors * lanes)
             Block(nest, nest.probe("column", extent), first, vectors, lanes).emit(self.value, self.row)
 
@@ -121,7 +121,7 @@ class Block:
         it = Reduction(nest, node, index)
         cells = v.scratch(self.vectors * self.lanes, it.dtype)
         self.each_vector(lambda at: b.store(cells, it.neutral, at))
-        with b.loop(it.extent) as step, nest.ranged(step, it.extent):
+        with nest.loop(it.extent) as step:
             mark, known = len(self.totals), dict(nest.values.cells)
             operand = it.at(step)
             for inner, place in nest.values.needed(it.operand, operand):
@@ -143,12 +143,7 @@ class Block:
         """Emit ``body(number of the column in the block)`` for all columns, vector by vector."""
         nest = self.nest
         for vector in range(self.vectors):
-            with (
-                b.vector(self.lanes) as lane,
-                nest.ranged(lane, self.lanes),
-                nest.in_lane(lane, self.lanes),
-                self.known(at := vector * self.lanes + lane),
-            ):
+            with nest.vector(self.lanes) as lane, self.known(at := vector * self.lanes + lane):
                 body(at)
             nest.values.forget()
 
@@ -290,7 +285,7 @@ class CpuChain(CpuNest):
             self.emit_blocks(count, extents, long)
             return
         self.keep_rows(long)
-        with b.loop(count) if serial else v.parallel(count) as row, self.ranged(row, count):
+        with self.rows_over(count, serial) as row:
             self.emit_row(self.unravelled(row, extents))
         self.values.cells.clear()
 
@@ -306,8 +301,8 @@ class CpuChain(CpuNest):
             self.keep_rows(long)
             with b.loop(self.held(tirx.min(size, count - block * size))) as at:
                 row = b.bind(block * size + at)
-                with self.ranged(row, count):
-                    self.emit_row(self.unravelled(row, extents))
+                self.within(row, count)
+                self.emit_row(self.unravelled(row, extents))
         self.values.cells.clear()
 
     def emit_lines(self, extents: Sequence[Expr], serial: bool) -> None:
@@ -316,12 +311,7 @@ class CpuChain(CpuNest):
         count: Expr = 1
         for extent in outer:
             count = count * extent
-        with (
-            b.loop(count) if serial else v.parallel(count) as line,
-            self.ranged(line, count),
-            b.loop(last) as at,
-            self.ranged(at, last),
-        ):
+        with self.rows_over(count, serial) as line, self.loop(last) as at:
             self.emit_row((*self.unravelled(line, outer), at))
         self.values.cells.clear()
 
@@ -380,7 +370,7 @@ class CpuChain(CpuNest):
 
         def nested(outer: Index, rest: Sequence[Expr]) -> None:
             if len(rest) > 1:
-                with b.loop(rest[0]) as at, self.ranged(at, rest[0]):
+                with self.loop(rest[0]) as at:
                     nested((*outer, at), rest[1:])
                 return
             for start, stop in cuts:

@@ -114,11 +114,20 @@ class CpuNest(Nest):
         return cell[at]
 
     @contextmanager
-    def in_lane(self, lane: Expr, lanes: int) -> Iterator[None]:
-        """Emit for one lane of a vector."""
-        before, self.lane = self.lane, (lane, lanes)
-        yield
-        self.lane = before
+    def rows_over(self, count: Expr, serial: bool) -> Iterator[Expr]:
+        """Emit a loop over threads, or of one thread."""
+        with b.loop(count) if serial else v.parallel(count) as at:
+            self.within(at, count)
+            yield at
+
+    @contextmanager
+    def vector(self, lanes: int) -> Iterator[Expr]:
+        """Emit for the lanes of a vector."""
+        with b.vector(lanes) as lane:
+            self.within(lane, lanes)
+            before, self.lane = self.lane, (lane, lanes)
+            yield lane
+            self.lane = before
 
     def rounded(self, value: Expr, kind: str) -> Expr:
         """Return a float32 rounded to a 16-bit type, as a float32."""
@@ -172,16 +181,10 @@ class CpuNest(Nest):
         """Emit ``body(i, lane)`` for start <= i < stop: in vectors, narrow ones, then in lane 0."""
         for first, turns, width in self.loops(start, stop, lanes):
             if width == 1:
-                with b.loop(turns) as at, self.ranged(at, turns):
+                with self.loop(turns) as at:
                     body(first + at, 0)
             else:
-                with (
-                    b.loop(turns) as chunk,
-                    self.ranged(chunk, turns),
-                    b.vector(width) as lane,
-                    self.ranged(lane, width),
-                    self.in_lane(lane, width),
-                ):
+                with self.loop(turns) as chunk, self.vector(width) as lane:
                     body(first + chunk * width + lane, lane)
             self.values.forget()
 
@@ -229,7 +232,7 @@ class CpuNest(Nest):
             self.values.rows[kept] = self.values.key(kept, place), row
         while lanes > 1:
             lanes //= 2
-            with b.vector(lanes) as lane, self.in_lane(lane, lanes):
+            with self.vector(lanes) as lane:
                 b.store(sums, it.combine(sums[lane], sums[lane + lanes]), lane)
         self.keep_cell(node, index, b.bind(sums[0]))
 

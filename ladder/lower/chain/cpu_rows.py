@@ -116,7 +116,7 @@ class RowNest(CpuNest):
         count = self.values.simplified(blocks * self.panels)
         work = self.depth * self.columns_of_matrix
         serial = isinstance(rows, int) and rows * work < SERIAL
-        with b.loop(count) if serial else v.parallel(count) as number, self.ranged(number, count):
+        with self.rows_over(count, serial) as number:
             panel, at = self.unravelled(number, (self.panels, blocks))
             self.block_of(rows, self.held(at * size, rows), self.held(panel, rows), steps)
 
@@ -152,7 +152,8 @@ class RowNest(CpuNest):
         tails = [1 << bit for bit in reversed(range((size - 1).bit_length()))]
 
         def each_row() -> None:
-            with b.loop(count) as row, self.ranged(row, size):
+            with b.loop(count) as row:
+                self.within(row, size)
                 self.row_of(block, row, first + row, panel)
 
         def whole() -> None:
@@ -240,7 +241,7 @@ class RowNest(CpuNest):
 
     def elements(self, block: Any, row: Expr, start: Expr, at: Expr, lanes: int) -> None:
         """Emit neighbouring elements of all results."""
-        with b.vector(lanes) as lane, self.ranged(lane, lanes), self.in_lane(lane, lanes):
+        with self.vector(lanes) as lane:
             self.here = block[at + lane]
             for value in self.graph.outputs:
                 self.element(value, (row, start + lane))

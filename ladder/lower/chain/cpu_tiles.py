@@ -128,7 +128,7 @@ class CpuTiles:
         across = nest.values.simplified(tirx.floordiv(self.columns, SIDE))
         with self.over(down) as (outer, tile):
             squares = [v.scratch(SIDE * SIDE, f"uint{turned.bits}") for turned in self.turned]
-            with b.loop(across) as block, nest.ranged(block, across):
+            with nest.loop(across) as block:
                 for sub in range(together):
                     row = nest.values.simplified(tile * (together * SIDE) + sub * SIDE)
                     self.square(outer, row, block * SIDE, squares)
@@ -141,8 +141,7 @@ class CpuTiles:
         count: Expr = rows
         for extent in self.outer:
             count = count * extent
-        loop = b.loop(count) if self.serial else v.parallel(count)
-        with loop as number, self.nest.ranged(number, count):
+        with self.nest.rows_over(count, self.serial) as number:
             *outer, row = self.nest.unravelled(number, [*self.outer, rows])
             yield outer, row
         self.nest.values.forget()
@@ -154,13 +153,7 @@ class CpuTiles:
             vectors = [self.read(turned, outer, row, column + at) for at in range(SIDE)]
             for at, value in enumerate(transposed(vectors)):
                 b.store(square, value, v.lanes(at * SIDE, SIDE))
-        with (
-            b.loop(SIDE) as at,
-            nest.ranged(at, SIDE),
-            b.vector(SIDE) as lane,
-            nest.ranged(lane, SIDE),
-            nest.in_lane(lane, SIDE),
-        ):
+        with nest.loop(SIDE) as at, nest.vector(SIDE) as lane:
             place = self.place(outer, row + at, column + lane)
             self.offer(place, [square[at * SIDE + lane] for square in squares])
             for value in nest.graph.outputs:
@@ -192,7 +185,7 @@ class CpuTiles:
         rest = nest.values.simplified(self.columns - done)
         if is_zero(rest):
             return
-        with b.loop(rows) as at, nest.ranged(at, rows), b.loop(rest) as column, nest.ranged(column, rest):
+        with nest.loop(rows) as at, nest.loop(rest) as column:
             for value in nest.graph.outputs:
                 nest.element(value, self.place(outer, first + at, done + column))
         nest.values.forget()
@@ -203,8 +196,7 @@ class CpuTiles:
         rest = nest.values.simplified(self.rows - whole * SIDE)
         if is_zero(rest):
             return
-        every = self.columns
-        with self.over(rest) as (outer, row), b.loop(every) as column, nest.ranged(column, every):
+        with self.over(rest) as (outer, row), nest.loop(self.columns) as column:
             for value in nest.graph.outputs:
                 nest.element(value, self.place(outer, whole * SIDE + row, column))
 

@@ -338,7 +338,7 @@ class SpatialSums:
         totals = [b.Variable(it.dtype, it.neutral) for _ in range(self.width)]
         count = prod(self.extents)
         turns = -(-count // (step * TOGETHER))
-        with b.loop(turns) as turn, nest.ranged(turn, turns):
+        with nest.loop(turns) as turn:
             for part in range(TOGETHER):
                 number = b.bind((turn * TOGETHER + part) * step + first)
                 position = b.bind(tirx.min(number, count - 1))

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.extents import product
@@ -167,11 +167,6 @@ class GpuNest(Nest):
     def reductions(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.operator in REDUCTIONS]
 
-    def within(self, variable: Expr, extent: Expr) -> None:
-        """Tell the analyzer the range of a variable, if it is one."""
-        if not isinstance(variable, int | tirx.IntImm):
-            self.values.analyzer.bind(variable, ir.Range(0, extent), True)
-
     def bound_index(self, flat: Expr, extents: Sequence[Expr]) -> Index:
         """Return the position along each axis in registers, with their ranges known."""
         index = tuple(b.bind(part) for part in self.unravelled(flat, extents))
@@ -273,7 +268,7 @@ class GpuNest(Nest):
         turns = self.values.simplified(tirx.floordiv(items + self.lanes - 1, self.lanes))
         with b.loop(turns) as turn:
             number = b.bind(turn * self.lanes + self.lane)
-            self.values.analyzer.bind(number, ir.Range(0, items), True)
+            self.within(number, items)
             with b.when(number < items):
                 body(number, None)
                 self.values.forget()
@@ -317,7 +312,7 @@ class GpuNest(Nest):
             before = self.vectors.width, self.vectors.lane, self.vectors.words
             self.vectors.width, self.vectors.lane, self.vectors.words = 1, 0, {}
             self.values.forget()
-            with b.loop(it.extent) as position, self.ranged(position, it.extent):
+            with self.loop(it.extent) as position:
                 self.accumulate(it, total, position, 1)
             self.values.forget()
             self.vectors.width, self.vectors.lane, self.vectors.words = before

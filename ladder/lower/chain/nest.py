@@ -140,16 +140,22 @@ class Nest(ABC):
         """Return an extent as an expression."""
         return self.values.extent(extent)
 
+    def within(self, variable: Expr, extent: Expr) -> None:
+        """Tell the analyzer the range of a variable, if it is one."""
+        if not isinstance(variable, int | tirx.IntImm):
+            self.values.analyzer.bind(variable, ir.Range(0, extent), True)
+
     @contextmanager
-    def ranged(self, variable: Any, stop: Expr, start: Expr = 0) -> Iterator[None]:
-        """Tell the analyzer the range of a loop."""
-        self.values.analyzer.bind(variable, ir.Range(start, stop), True)
-        yield
+    def loop(self, extent: Expr) -> Iterator[Expr]:
+        """Emit a loop whose range the analyzer knows."""
+        with b.loop(extent) as at:
+            self.within(at, extent)
+            yield at
 
     def probe(self, name: str, extent: Expr) -> Any:
         """Return a variable that stands for a loop that is not emitted yet."""
         variable = tirx.Var(name, "int32")
-        self.values.analyzer.bind(variable, ir.Range(0, extent), True)
+        self.within(variable, extent)
         return variable
 
     def columns(self, value: str) -> list[Expr]:

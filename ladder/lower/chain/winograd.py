@@ -90,7 +90,7 @@ class WinogradNest(RowNest):
         count = self.held(self.values.simplified(tiles.batch * tiles.down * tiles.across))
         blocks = self.values.simplified(tirx.floordiv(count + self.tiles - 1, self.tiles))
         serial = isinstance(rows, int) and rows * self.depth * self.columns_of_matrix < SERIAL
-        with b.loop(blocks) if serial else v.parallel(blocks) as number, self.ranged(number, blocks):
+        with self.rows_over(blocks, serial) as number:
             first = b.bind(number * self.tiles)
             self.block_of_tiles(tiles, first, b.bind(tirx.min(self.tiles, count - first)))
 
@@ -101,7 +101,7 @@ class WinogradNest(RowNest):
         results = v.scratch(self.tiles * STEP * STEP * self.width, "float32")
         with b.loop(count) as tile:
             self.turn(tiles, turned, first + tile, tile)
-        with b.loop(self.panels) as panel, self.ranged(panel, self.panels):
+        with self.loop(self.panels) as panel:
             groups = tirx.floordiv(count + self.size - 1, self.size)
             with b.loop(PLACES) as place, b.loop(groups) as group:
                 begin = b.bind(place * self.tiles + group * self.size)

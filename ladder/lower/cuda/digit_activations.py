@@ -9,7 +9,13 @@ from tvm.script import tirx as T
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.digit_geometry import COLUMNS, Spec
-from ladder.lower.cuda.gemv_place import Warp, find_warp, prefetch_scales, prefetch_words, prefetched_words
+from ladder.lower.cuda.gemv_place import (
+    BlockPlace,
+    find_warp,
+    prefetch_scales,
+    prefetch_words,
+    prefetched_words,
+)
 from ladder.lower.cuda.launch import Overlap, Prologue
 from ladder.lower.gpu.arguments import Arguments
 from schedules.layouts import TILE
@@ -18,32 +24,19 @@ Expr = Any
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(BlockPlace):
     """Where a thread works.
 
-    rank: The block's place in its cluster.
     first_tile, end_tile: The block's packed tiles along K.
-    first_row, column: First weight row of the block, and the row whose scales the lane keeps.
-    first_m, m_count: First activation row of the block, and how many it has.
+    column: The weight row whose scales the lane keeps.
     strip_tile, owner: First packed tile of the warp's strip, and where in a tile the lane's words begin.
     """
 
-    args: Arguments
-    warp: Warp
-    rank: Expr
     first_tile: Expr
     end_tile: Expr
-    first_row: Expr
     column: Expr
-    first_m: Expr
-    m_count: Expr
     strip_tile: Expr
     owner: Expr
-
-    @property
-    def is_first(self) -> Expr:
-        """Whether this is the grid's first block."""
-        return T.And(T.And(self.first_row == 0, self.rank == 0), self.first_m == 0)
 
 
 def find_place(spec: Spec, args: Arguments) -> Place:
@@ -68,7 +61,7 @@ def find_place(spec: Spec, args: Arguments) -> Place:
     strip_tile = b.keep(warp.strip // tile_strips * args.k_tiles)
     owner = b.keep(owner * min(spec.groups.bits, 4))
     return Place(
-        args, warp, rank, first_tile, end_tile, first_row, column, first_m, m_count, strip_tile, owner
+        args, warp, rank, first_row, first_m, m_count, first_tile, end_tile, column, strip_tile, owner
     )  # fmt: skip
 
 
@@ -105,13 +98,13 @@ def prefetch(spec: Spec, place: Place, overlap: Overlap) -> None:
     tiles = b.bind(place.end_tile - place.first_tile)
     begin, stop = slice_periods(spec, warp.thread % split, T.min(geo.chunk_tiles, tiles))
     own = T.min(stop * geo.period, tiles) - begin * geo.period
-    even = prefetched_words(args.n_tiles, args.k_tiles * spec.tile_words)
-    words = T.min(own * spec.tile_words, even // (split * spec.schedule.cluster) // 4 * 4)
+    even = prefetched_words(args.n_tiles, args.k_tiles * spec.groups.tile_words)
+    words = T.min(own * spec.groups.tile_words, even // (split * spec.schedule.cluster) // 4 * 4)
     tiles = args.n_tiles // geo.halves
     for half in range(geo.halves):
         row = tile + half * tiles
         first = T.Cast("int64", row * args.k_tiles + place.first_tile + begin * geo.period)
-        prefetch_words(args, T.And(mine, tile < tiles), first * T.int64(spec.tile_words), words)
+        prefetch_words(args, T.And(mine, tile < tiles), first * T.int64(spec.groups.tile_words), words)
         if spec.gemm.scale:
             prefetch_scales(args, warp.thread, place.first_row + half * args.n)
 

@@ -336,11 +336,6 @@ class Spec:
     quads: tuple[Quad, ...]
 
     @property
-    def tile_words(self) -> int:
-        """32-bit words of a packed tile."""
-        return 128 * self.groups.bits
-
-    @property
     def kind(self) -> str:
         """Type of the sums of a slice."""
         return "float32" if self.geo.flushes else "int32"

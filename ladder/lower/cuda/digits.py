@@ -203,8 +203,7 @@ class Weights:
         for words in (words for stage in self.words for words in stage):
             for i in range(bits):
                 b.store(words, T.uint32(0), i)
-        gated = spec.geo.halves > 1
-        self.half_words = half_words(place.args, spec.geo, spec.tile_words) if gated else T.int32(0)
+        self.half_words = half_words(place.args, spec.geo, spec.groups.tile_words)
         dtype = array_dtype(place.args.scales)
         periods = range(stages // spec.geo.period)
         # A lane has the scale of one row of 32, and hands it out when the period ends.
@@ -212,12 +211,12 @@ class Weights:
 
     def begin(self, tile: Expr) -> None:
         """Go to a packed tile along K."""
-        start = T.Cast("int64", self.place.strip_tile + tile) * T.int64(self.spec.tile_words)
+        start = T.Cast("int64", self.place.strip_tile + tile) * T.int64(self.spec.groups.tile_words)
         self.words_at.set(start + T.Cast("int64", self.place.owner))
 
     def advance(self) -> None:
         """Go on by ``stages`` tiles."""
-        step = T.int64(self.spec.schedule.stages * self.spec.tile_words)
+        step = T.int64(self.spec.schedule.stages * self.spec.groups.tile_words)
         self.words_at.set(self.words_at.value + step)
 
     def load(self, slot: int, distance: int, tile: Expr, end: Expr, *, guarded: bool) -> None:
@@ -226,7 +225,7 @@ class Weights:
         with b.when(tile + distance < end if guarded else True):
             for block, words in enumerate(self.words[slot]):
                 half, own = divmod(block, spec.geo.own_blocks)
-                at = self.words_at.value + T.int64(distance * spec.tile_words + own * 32 * bits)
+                at = self.words_at.value + T.int64(distance * spec.groups.tile_words + own * 32 * bits)
                 at = at + T.Cast("int64", self.half_words) if half else at
                 b.ptx(LOADS[bits], *(words[i] for i in range(bits)), args.words.ptr_to([0, 0, at]))
         before = spec.geo.period - 1
@@ -442,7 +441,4 @@ class Body:
             for half, args in enumerate(halves_of(place.args, spec.geo))
         )
         gain = 1.0 if spec.geo.flushes else spec.form.factor
-        SliceSums(
-            spec.gemm, halves, spec.geo, place.warp.thread, place.rank, place.first_m, place.m_count,
-            place.first_row, self.memory.slices, spec.kind, gain,
-        ).store()  # fmt: skip
+        SliceSums(spec.gemm, halves, spec.geo, place, self.memory.slices, spec.kind, gain).store()

@@ -199,7 +199,4 @@ def _finish(spec: Spec, place: Place, memory: Memory) -> None:
                 row = warp.row_warp * schedule.warp_rows + block * STRIP + row
                 b.store(memory.slices, sums.result(fragment, i), warp.slice, m_block * STEP_COLUMNS + m, row)
     halves = halves_of(place.args, spec.geo)
-    SliceSums(
-        spec.gemm, halves, spec.geo, warp.thread, place.rank, place.first_m, place.m_count, place.first_row,
-        memory.slices, sums.dtype,
-    ).store()  # fmt: skip
+    SliceSums(spec.gemm, halves, spec.geo, place, memory.slices, sums.dtype).store()

@@ -69,34 +69,43 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which outputs and which part of K this thread works on.
+class BlockPlace:
+    """Which outputs a block has whose warps are slices of K, and which of its warps this is.
 
     args: The arguments as the product of this block's activation rows sees them.
     warp: The thread's warp.
     rank: The block's place in its cluster.
-    owner: Whose packed words the lane takes.
-    first_row, column: First weight row of the block, and of the warp; of a gated product, of the first half.
+    first_row: First weight row of the block; of a gated product, of the first half.
     first_m, m_count: First activation row of the block, and how many it has.
-    exists: Whether there are such activation rows.
-    share: The block's tiles along K.
     """
 
     args: Arguments
     warp: Warp
     rank: Expr
-    owner: Expr
     first_row: Expr
-    column: Expr
     first_m: Expr
     m_count: Expr
-    exists: Expr
-    share: Share
 
     @property
     def is_first(self) -> Expr:
         """Whether this is the grid's first block."""
         return T.And(T.And(self.first_row == 0, self.rank == 0), self.first_m == 0)
+
+
+@dataclass(frozen=True)
+class Place(BlockPlace):
+    """Which part of K this thread works on.
+
+    owner: Whose packed words the lane takes.
+    column: First weight row of the warp; of a gated product, of the first half.
+    exists: Whether there are activation rows.
+    share: The block's tiles along K.
+    """
+
+    owner: Expr
+    column: Expr
+    exists: Expr
+    share: Share
 
 
 def find_place(spec: Spec, args: Arguments, overlap: Overlap) -> Place:
@@ -117,7 +126,7 @@ def find_place(spec: Spec, args: Arguments, overlap: Overlap) -> Place:
     column = b.keep(warp.strip * geo.own_rows)
     share = _share_of_k(spec, rank, found.args.k_tiles)
     return Place(
-        found.args, warp, rank, owner, first_row, column, found.first, m_count, found.exists, share
+        found.args, warp, rank, first_row, found.first, m_count, owner, column, found.exists, share
     )  # fmt: skip
 
 
@@ -153,8 +162,10 @@ def prefetch_scales(args: Arguments, thread: Expr, first_row: Expr) -> None:
 
 
 def half_words(args: Arguments, geo: Slices, tile_words: int) -> Expr:
-    """Return the packed words of one half of a gated product's weight."""
-    return b.keep(args.n_tiles // geo.halves * args.k_tiles * tile_words)  # in 32 bits: registers are few
+    """Return the packed words of one half of a gated product's weight, in 32 bits: registers are few."""
+    if geo.halves == 1:
+        return T.int32(0)
+    return b.keep(args.n_tiles // geo.halves * args.k_tiles * tile_words)
 
 
 def prefetch(spec: Spec, place: Place, overlap: Overlap) -> None:
@@ -165,15 +176,15 @@ def prefetch(spec: Spec, place: Place, overlap: Overlap) -> None:
     if not overlap.possible or spec.gemm.experts:
         return
     args, warp, strips = place.args, place.warp, spec.geo.tile_strips
-    whole = b.keep(args.k_tiles * spec.tile_words)
+    whole = b.keep(args.k_tiles * spec.groups.tile_words)
     even = prefetched_words(args.n_tiles, whole) // spec.schedule.cluster // 4 * 4
-    words = T.min(place.share.count * spec.tile_words, even)
+    words = T.min(place.share.count * spec.groups.tile_words, even)
     tile = (warp.first_strip + strips - 1) // strips + warp.thread
     mine = tile * strips < warp.first_strip + spec.geo.row_warps
     halves = spec.geo.halves
     for half in range(halves):
         first = tile + half * (args.n_tiles // halves)
-        at = first * whole + place.share.first * spec.tile_words
+        at = first * whole + place.share.first * spec.groups.tile_words
         prefetch_words(args, T.And(mine, tile < args.n_tiles // halves), at, words)
         if spec.gemm.scale:
             prefetch_scales(args, warp.thread, place.first_row + half * args.n)

@@ -44,11 +44,6 @@ class Spec:
         return left_by(self.decoder, self.gemm)
 
     @property
-    def tile_words(self) -> int:
-        """32-bit words of a packed tile."""
-        return 128 * self.groups.bits
-
-    @property
     def widens(self) -> bool:
         """Whether operands of x are widened to the type that weights are decoded to."""
         return bool(self.groups.core)

@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import Slices
+from ladder.lower.cuda.gemv_place import BlockPlace
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.epilogue import finish_gated, finish_row
 
@@ -58,8 +59,7 @@ class SliceSums:
 
     gemm, halves, geo: The problem, its tensors as the rows of each half of the weight see them (of a product
         that is not gated, there is one), and how the warps of a block divide rows and K.
-    thread, rank: This thread of the block, and the block's place in its cluster.
-    first_m, m_count, first_row: Which outputs the cluster has.
+    place: Which outputs the cluster has.
     slices, kind: The sums, and their type.
     gain: What finished sums are multiplied by.
     """
@@ -67,11 +67,7 @@ class SliceSums:
     gemm: Gemm
     halves: tuple[Arguments, ...]
     geo: Slices
-    thread: Expr
-    rank: Expr
-    first_m: Expr
-    m_count: Expr
-    first_row: Expr
+    place: BlockPlace
     slices: Any
     kind: str
     gain: float = 1.0
@@ -81,23 +77,23 @@ class SliceSums:
 
         The blocks of a cluster take equal shares of the outputs. None leaves while another reads.
         """
-        cluster, threads = self.geo.schedule.cluster, self.geo.threads
+        cluster, threads, place = self.geo.schedule.cluster, self.geo.threads, self.place
         b.sync(cluster)
         pieces = self.geo.columns // ROWS
-        count = b.bind(self.m_count * pieces)
+        count = b.bind(place.m_count * pieces)
         share = b.bind((count + cluster - 1) // cluster)
-        first, own = b.bind(self.rank * share), b.bind(T.min(share, count - self.rank * share))
+        first, own = b.bind(place.rank * share), b.bind(T.min(share, count - place.rank * share))
         with b.loop(b.bind((own + threads - 1) // threads), rolled=True) as iteration:
-            piece = b.bind(iteration * threads + self.thread)
+            piece = b.bind(iteration * threads + place.warp.thread)
             m, row = b.bind((first + piece) // pieces), b.bind((first + piece) % pieces * ROWS)
-            with b.when(T.And(piece < own, self.first_row + row < self.halves[0].n)):
+            with b.when(T.And(piece < own, place.first_row + row < self.halves[0].n)):
                 self._finish(m, row)
         if cluster > 1:
             b.sync(cluster)
 
     def _finish(self, m: Expr, row: Expr) -> None:
         """Store `ROWS` outputs of an activation row of the block."""
-        at = self.first_m + m, self.first_row + row
+        at = self.place.first_m + m, self.place.first_row + row
         if len(self.halves) == 1:
             finish_row(self.gemm, self.halves[0], self._added(m, row), ROWS, *at)
             return

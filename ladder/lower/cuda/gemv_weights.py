@@ -33,7 +33,7 @@ class Cursor:
         self.run = b.Variable("int32", first)
         """The run being multiplied, counted over all slices."""
         tile = place.warp.strip // geo.tile_strips * place.args.k_tiles + first * geo.run
-        start = b.bind(tile * spec.tile_words)
+        start = b.bind(tile * spec.groups.tile_words)
         self.words = {
             width: b.Variable("int64", T.Cast("int64", start + place.owner * width))
             for _, width in load_order(spec.groups.bits)
@@ -48,7 +48,7 @@ class Cursor:
         """Go to the slice's next run."""
         self.run.set(self.run.value + self.spec.schedule.split_k)
         for at in self.words.values():
-            at.set(at.value + T.int64(self.spec.geo.round_tiles * self.spec.tile_words))
+            at.set(at.value + T.int64(self.spec.geo.round_tiles * self.spec.groups.tile_words))
 
 
 class Weights:
@@ -57,7 +57,7 @@ class Weights:
     def __init__(self, spec: Spec, place: Place, cursor: Cursor) -> None:
         self.spec, self.place, self.cursor = spec, place, cursor
         geo, groups, stages = spec.geo, spec.groups, spec.schedule.stages
-        self.half_words = half_words(place.args, geo, spec.tile_words) if geo.halves > 1 else T.int32(0)
+        self.half_words = half_words(place.args, geo, groups.tile_words)
         self.words = [[b.local(groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(stages)]
         types = (array_dtype(place.args.scales), array_dtype(place.args.zeros))
         self.groups = [
@@ -92,7 +92,7 @@ class Weights:
         half, own = divmod(block, self.spec.geo.own_blocks)
         for offset, width in load_order(self.spec.groups.bits):
             word = self.cursor.words[width].value
-            word = word + T.int64(distance * self.spec.tile_words + offset + own * 32 * width)
+            word = word + T.int64(distance * self.spec.groups.tile_words + offset + own * 32 * width)
             word = word + T.Cast("int64", self.half_words) if half else word
             registers = (target[at + i] for i in range(width))
             b.ptx(LOADS[width], *registers, self.place.args.words.ptr_to([0, 0, word]))

@@ -194,10 +194,10 @@ def allocate_stages(spec: Spec, place: Place) -> Stages:
     pool = b.shared_pool()
     table = allocate_table(pool, spec.decoder.table_words, place.lane)
     x = pool.alloc((stages, geo.x_tile.words(spec.schedule.tile_m)), "uint32", align=128)
-    extents = (stages, geo.row_tiles, geo.stage_tiles, geo.tile_words)
+    extents = (stages, geo.row_tiles, geo.stage_tiles, geo.groups.tile_words)
     words = pool.alloc(extents, "uint32", align=128)
     scales = _group_rows(spec, pool, 1, array_dtype(place.args.scales))
-    zeros = _group_rows(spec, pool, geo.zero_parts, array_dtype(place.args.zeros))
+    zeros = _group_rows(spec, pool, spec.groups.zero_parts, array_dtype(place.args.zeros))
     pool.move_base_to(0)
     results = pool.alloc((geo.staged_m, geo.pitch), "float32", align=128)
     pool.commit()
@@ -228,7 +228,7 @@ class StageCopies:
         self.x.copy(stage, tile)
         self._copy_words(stage, tile)
         self._copy_groups(stage, tile, self.place.args.scales, self.stages.scales, 1)
-        self._copy_groups(stage, tile, self.place.args.zeros, self.stages.zeros, self.spec.geo.zero_parts)
+        self._copy_groups(stage, tile, self.place.args.zeros, self.stages.zeros, self.spec.groups.zero_parts)
 
     def _row_tile(self, index: Expr) -> Expr:
         """Return a packed tile along N; tiles beyond N repeat the last one."""
@@ -241,7 +241,7 @@ class StageCopies:
     def _copy_words(self, stage: Expr, tile: Expr) -> None:
         """Copy packed words as they lie."""
         geo = self.spec.geo
-        per_tile = geo.tile_words // 4
+        per_tile = geo.groups.tile_words // 4
 
         def copy(piece: Expr) -> None:
             which, at = b.bind(piece // per_tile), b.bind(piece % per_tile * 4)

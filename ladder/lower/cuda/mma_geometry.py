@@ -124,11 +124,6 @@ class MmaGeometry:
         return ActivationTile(self.tile_chunks * self.stage_tiles)
 
     @property
-    def tile_words(self) -> int:
-        """32-bit words of a packed tile."""
-        return 128 * self.groups.bits
-
-    @property
     def stage_in_group(self) -> bool:
         """Whether one scale row serves a whole stage."""
         return scale_span(self.groups.gemm) % self.schedule.tile_k == 0
@@ -143,18 +138,13 @@ class MmaGeometry:
         return 0 if self.stage_in_group else step * self.groups.per_tile + granule
 
     @property
-    def zero_parts(self) -> int:
-        """Arrays that make up zero points: none, coarse part, and remainder."""
-        return {"none": 0, "integer": 1, "float": 2}[self.groups.gemm.zero]
-
-    @property
     def stage_bytes(self) -> int:
         """Shared memory of a stage."""
         wide = self.groups.lane == 16
         scale = (2 if wide and not self.groups.exponents else 4) if self.groups.gemm.scale else 0
-        zero = self.zero_parts * (2 if wide else 1)
+        zero = self.groups.zero_parts * (2 if wide else 1)
         x: int = self.x_tile.words(self.schedule.tile_m)
-        words = self.row_tiles * self.stage_tiles * self.tile_words + x
+        words = self.row_tiles * self.stage_tiles * self.groups.tile_words + x
         return 4 * words + self.group_rows * self.schedule.tile_n * (scale + zero)
 
     # ---- results --------------------------------------------------------------------

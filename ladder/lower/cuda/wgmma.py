@@ -140,7 +140,7 @@ class Block:
         if spec.geo.carries:
             carried = wgmma_carry.allocate_state(spec)
             return wgmma_carry.CarryLoop(self._parts(args, who, table, carried.weights), carried)
-        if spec.geo.lane == 8:
+        if spec.geo.groups.lane == 8:
             promoted = wgmma8.allocate_state(spec, args, who, scaled=scales is not None)
             parts = self._parts(args, who, table, promoted.weights)
             return wgmma8.Loop8(parts, promoted, args, scales)

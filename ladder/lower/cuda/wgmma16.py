@@ -156,7 +156,7 @@ class Loop16:
             consumer.finished.set(consumer.ring.stage.value)
         # Words that are operands as they are come into registers which products of the slab before still
         # read: ptxas would run all products one by one (C7513).
-        early = geo.slabs > 1 and geo.bits < geo.lane
+        early = geo.slabs > 1 and geo.groups.bits < geo.groups.lane
         if early:
             self._fetch_next(iterations, iteration, slab)
         wait_groups(1)

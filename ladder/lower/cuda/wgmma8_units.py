@@ -122,7 +122,7 @@ class Loop:
     @property
     def interval(self) -> int:
         """Elements of K that an iteration sums on their own; divides an iteration, or a slab into units."""
-        interval = gcd(self.geo.group, self.iteration, self.geo.gemm.token_group)
+        interval = gcd(self.geo.groups.size, self.iteration, self.geo.gemm.token_group)
         if self.long:
             return self.iteration
         return interval if self.positions <= self.banks else min(interval, self.geo.slab)

@@ -186,15 +186,15 @@ class CarryLoop:
         """Load a step's operands from the ring's stage: bytes that go to the core as they are."""
         geo, operands, weights = self.spec.geo, self.parts.operands, self.state.weights
         tile, part = divmod(step * STEP, geo.slab // geo.tiles_per_slab)
-        offset, width = load_order(geo.bits)[part // STEP]
+        offset, width = load_order(geo.groups.bits)[part // STEP]
         stage = self.parts.consumer.ring.stage.value
         for m in range(geo.m64):
-            base = (operands.row_tile(m) * geo.stage_tiles + tile) * geo.tile_words + offset
-            words, place = weights.words[m], tile * geo.bits + part // STEP * width
+            base = (operands.row_tile(m) * geo.stage_tiles + tile) * geo.groups.tile_words + offset
+            words, place = weights.words[m], tile * geo.groups.bits + part // STEP * width
             with b.vector(width) as v:
                 source = operands.memory.words[stage, base + operands.who.group_thread * width + v]
                 b.store(words, source, place + v)
-            every = [words[tile * geo.bits + i] for i in range(geo.bits)]
+            every = [words[tile * geo.groups.bits + i] for i in range(geo.groups.bits)]
             first = (m * STEPS + step) * STEP_REGISTERS
             position = part // STEP * STEP_REGISTERS
             self.spec.decoder.registers(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower.gpu.groups import Groups
 from schedules.codes import table_bytes
 from schedules.footprint import (
     carries,
@@ -19,13 +20,11 @@ from schedules.footprint import (
     scale_span,
     slices_in_turn,
     staged_columns,
-    streams_exponents,
     turn_slabs,
 )
-from schedules.layouts import TILE, lane_of, packed_group
+from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
-from tile_types import get_type
 
 Index = Any
 """A Python integer or a TIR expression."""
@@ -59,19 +58,14 @@ class WgmmaGeometry:
 
     # ---- operands -------------------------------------------------------------------
     @property
-    def bits(self) -> int:
-        """Width of a weight code, in bits."""
-        return get_type(self.gemm.weight).elem_bits
-
-    @property
-    def lane(self) -> int:
-        """Width of an operand element, in bits."""
-        return lane_of(self.gemm.activation)
+    def groups(self) -> Groups:
+        """How scales and zero points fall on packed tiles."""
+        return Groups(self.gemm)
 
     @property
     def slab(self) -> int:
         """Elements of K in 128 bytes of A."""
-        return ROW_BYTES * 8 // self.lane
+        return ROW_BYTES * 8 // self.groups.lane
 
     @property
     def slabs(self) -> int:
@@ -92,11 +86,6 @@ class WgmmaGeometry:
     def stage_tiles(self) -> int:
         """Packed tiles along K in a stage."""
         return self.schedule.tile_k // TILE
-
-    @property
-    def tile_words(self) -> int:
-        """32-bit words of a packed tile."""
-        return 128 * self.bits
 
     # ---- division of labour ---------------------------------------------------------
     @property
@@ -139,36 +128,25 @@ class WgmmaGeometry:
 
     # ---- scales ---------------------------------------------------------------------
     @property
-    def group(self) -> int:
-        """Elements of K per packed scale; 0 when one scale or zero point serves the row."""
-        per_row = self.gemm.group_size >= self.gemm.k
-        return 0 if per_row else packed_group(self.gemm.group_size, self.gemm.k)
-
-    @property
     def promotes(self) -> bool:
         """Whether partial sums move to float32 totals at group ends."""
         groups = self.gemm.scale or self.gemm.token_group > 0
-        return self.lane == 8 and (groups or self.gemm.activation != "int8")
+        return self.groups.lane == 8 and (groups or self.gemm.activation != "int8")
 
     @property
     def scale_step(self) -> int:
         """Elements of K for which scale and zero point stay the same, within a stage."""
-        return math.gcd(self.group, self.schedule.tile_k)
+        return math.gcd(self.groups.size, self.schedule.tile_k)
 
     @property
     def held_step(self) -> int:
         """Elements of K within an iteration of the math loop for which scale and zero point stay the same."""
-        return math.gcd(self.group, self.body * self.slab)
+        return math.gcd(self.groups.size, self.body * self.slab)
 
     @property
     def held_rows(self) -> int:
         """Rows of scales (or zero points) that a thread holds for one slab."""
         return max(1, self.slab // self.scale_step)
-
-    @property
-    def exponents(self) -> bool:
-        """Whether scales come as words of four exponents."""
-        return streams_exponents(self.gemm)
 
     @property
     def row_step(self) -> int:
@@ -183,23 +161,18 @@ class WgmmaGeometry:
     @property
     def scale_bytes(self) -> int:
         """Bytes of one element of the array of scales."""
-        return 2 if self.lane == 16 and not self.exponents else 4
+        return 2 if self.groups.lane == 16 and not self.groups.exponents else 4
 
     @property
     def zero_bytes(self) -> int:
         """Bytes of one zero point."""
-        return self.lane // 8
-
-    @property
-    def zero_parts(self) -> int:
-        """Arrays that hold zero points: none, one, or coarse part and remainder."""
-        return {"none": 0, "integer": 1, "float": 2}[self.gemm.zero]
+        return self.groups.lane // 8
 
     # ---- shared memory --------------------------------------------------------------
     @property
     def x_bytes(self) -> int:
         """Bytes of A per stage."""
-        return self.held_m * self.schedule.tile_k * self.lane // 8
+        return self.held_m * self.schedule.tile_k * self.groups.lane // 8
 
     @property
     def held_m(self) -> int:
@@ -209,7 +182,7 @@ class WgmmaGeometry:
     @property
     def word_bytes(self) -> int:
         """Bytes of packed codes per stage."""
-        return self.row_tiles * self.stage_tiles * self.tile_words * 4
+        return self.row_tiles * self.stage_tiles * self.groups.tile_words * 4
 
     @property
     def scale_stage_bytes(self) -> int:
@@ -219,7 +192,7 @@ class WgmmaGeometry:
     @property
     def zero_stage_bytes(self) -> int:
         """Bytes of zero points per stage."""
-        return self.scale_rows * self.zero_parts * self.schedule.tile_n * self.zero_bytes
+        return self.scale_rows * self.groups.zero_parts * self.schedule.tile_n * self.zero_bytes
 
     @property
     def stage_bytes(self) -> int:

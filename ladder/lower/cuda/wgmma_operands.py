@@ -40,11 +40,12 @@ def allocate_registers(spec: Spec, *, scaled: bool, sets: int = 2) -> Registers:
     """Allocate ``sets`` sets of operands, for a slab each, and what is fetched for one slab ahead."""
     geo = spec.geo
     operands = b.local(sets * geo.m64 * SLAB_REGISTERS, "uint32")
-    words = [b.local(geo.tiles_per_slab * geo.bits, "uint32") for _ in range(geo.m64)]
+    words = [b.local(geo.tiles_per_slab * geo.groups.bits, "uint32") for _ in range(geo.m64)]
     count = 2 * geo.held_rows
-    held = geo.m64 if geo.lane == 16 and scaled else 0
+    held = geo.m64 if geo.groups.lane == 16 and scaled else 0
     scales = [b.local(count * spec.decoder.factors, "uint32") for _ in range(held)]
-    zeros = [b.local(count * geo.zero_parts, "uint32") for _ in range(geo.m64 if geo.zero_parts else 0)]
+    parts = geo.groups.zero_parts
+    zeros = [b.local(count * parts, "uint32") for _ in range(geo.m64 if parts else 0)]
     return Registers(operands, words, scales, zeros)
 
 
@@ -82,9 +83,9 @@ class Operands:
         """Load this thread's words of a packed tile of an iteration's slab."""
         geo, stage, target = self.spec.geo, self.ring.stage.value, self.registers.words[m]
         place = slab % geo.slabs * geo.tiles_per_slab + tile
-        base = (self.row_tile(m) * geo.stage_tiles + place) * geo.tile_words
-        first = tile * geo.bits
-        for offset, width in load_order(geo.bits):
+        base = (self.row_tile(m) * geo.stage_tiles + place) * geo.groups.tile_words
+        first = tile * geo.groups.bits
+        for offset, width in load_order(geo.groups.bits):
             source = base + offset + self.who.group_thread * width
             if width == 1:
                 b.store(target, self.memory.words[stage, source], first)
@@ -97,7 +98,7 @@ class Operands:
         """Load scales and zero points of an iteration's slab, unless those of the slab before still hold."""
         geo = self.spec.geo
         if slab * geo.slab % geo.held_step == 0:
-            if geo.exponents:
+            if geo.groups.exponents:
                 self._load_exponents(m, slab)
                 return
             first = slab % geo.slabs * geo.slab // geo.scale_step
@@ -116,8 +117,8 @@ class Operands:
 
     def _load_rows(self, m: int, step: int, row: int) -> None:
         """Load the scale and zero operands of rows g and g+8."""
-        parts, low = self.spec.geo.zero_parts, self.first_row(m)
-        duplicate = pair16 if self.spec.geo.lane == 16 else bytes4
+        parts, low = self.spec.geo.groups.zero_parts, self.first_row(m)
+        duplicate = pair16 if self.spec.geo.groups.lane == 16 else bytes4
         for h in (0, 1):
             if self.registers.scales:
                 scale = duplicate(self._staged(self.memory.scales, step, low + h * 8))
@@ -138,7 +139,7 @@ class Operands:
     def decode(self, m: int, tile: int, bank: int) -> None:
         """Decode the fetched words of one packed tile of a slab, whose scales and zero points are held."""
         geo, own = self.spec.geo, self.registers.words[m]
-        words = [own[tile * geo.bits + i] for i in range(geo.bits)]
+        words = [own[tile * geo.groups.bits + i] for i in range(geo.groups.bits)]
         registers = SLAB_REGISTERS // geo.tiles_per_slab
         step = min(geo.scale_step, TILE)
         count = registers * step // TILE
@@ -151,7 +152,7 @@ class Operands:
 
     def _held(self, m: int, row: int) -> tuple[Any, Any]:
         """Return the scale and zero operands of rows g and g+8, as the decoder takes them."""
-        parts, registers = self.spec.geo.zero_parts, self.registers
+        parts, registers = self.spec.geo.groups.zero_parts, self.registers
         scales = zeros = None
         if registers.scales:
             count = self.spec.decoder.factors

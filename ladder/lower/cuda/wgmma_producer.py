@@ -51,7 +51,7 @@ def encode_map(spec: Spec, args: Arguments) -> Expr:
             f"tensor copies take {geo.slab} channels of a tap, of {channels} some are left; use 'mma'",
         )
     handle = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
-    dtype, element = (spec.gemm.activation if geo.lane == 16 else "uint8"), geo.lane // 8
+    dtype, element = (spec.gemm.activation if geo.groups.lane == 16 else "uint8"), geo.groups.lane // 8
     rows = rows_per_copy(spec, args)
     if windows is None:
         call = T.call_packed(
@@ -253,17 +253,17 @@ class Producer:
     ) -> None:
         """Copy packed tiles of one row tile from the stage's ``first`` on; beyond K the last (x is zero)."""
         geo, words, target = self.spec.geo, self.args.words, self.memory.words
-        base = (index * geo.stage_tiles + first) * geo.tile_words
-        size = T.uint32(geo.tile_words * 4)
+        base = (index * geo.stage_tiles + first) * geo.groups.tile_words
+        size = T.uint32(geo.groups.tile_words * 4)
 
         def whole() -> None:
-            total = T.uint32(tiles * geo.tile_words * 4)
+            total = T.uint32(tiles * geo.groups.tile_words * 4)
             b.ptx(BULK_COPY, target.ptr_to([stage, base]), words.ptr_to([row, k_tile, 0]), total, barrier)
 
         def clamped() -> None:
             for step in range(tiles):
                 tile = T.min(k_tile + step, self.args.k_tiles - 1)
-                place = target.ptr_to([stage, base + step * geo.tile_words])
+                place = target.ptr_to([stage, base + step * geo.groups.tile_words])
                 b.ptx(BULK_COPY, place, words.ptr_to([row, tile, 0]), size, barrier)
 
         b.either(k_tile + tiles <= self.args.k_tiles, whole, clamped)
@@ -296,14 +296,14 @@ class Producer:
             target = memory.scales.ptr_to([stage, step * tile_n + index * TILE])
             source = self.args.scales.ptr_to([group, first * TILE])
             b.ptx(BULK_COPY, target, source, T.uint32(tiles * TILE * geo.scale_bytes), barrier)
-        for part in range(geo.zero_parts):
-            line = (step * geo.zero_parts + part) * tile_n
+        for part in range(geo.groups.zero_parts):
+            line = (step * geo.groups.zero_parts + part) * tile_n
             target = memory.zeros.ptr_to([stage, line + index * TILE])
             source = self.args.zeros.ptr_to(self._zero_index(group, part, first * TILE))
             b.ptx(BULK_COPY, target, source, T.uint32(tiles * TILE * geo.zero_bytes), barrier)
 
     def _zero_index(self, group: Expr, part: int, n: Expr) -> list[Expr]:
-        return [group, part, n] if self.spec.geo.zero_parts == 2 else [group, n]
+        return [group, part, n] if self.spec.geo.groups.zero_parts == 2 else [group, n]
 
     def _group_row(self, k: Expr) -> Expr:
         """Return the scale row of element ``k``; rows beyond K repeat the last."""
@@ -317,10 +317,10 @@ def prefetch(spec: Spec, args: Arguments, x_map: Expr, row_tile: Expr, first: Ex
     b.ptx("prefetch.tensormap", T.address_of(x_map))
     if spec.gemm.experts:
         return  # Which expert's words is not known yet.
-    most = PREFETCH_BYTES // (geo.row_tiles * geo.tile_words * 4)
+    most = PREFETCH_BYTES // (geo.row_tiles * geo.groups.tile_words * 4)
     tiles = b.bind(T.min(args.k_tiles - first, most))
     with b.when(tiles > 0):
-        size = T.Cast("uint32", tiles * (geo.tile_words * 4))
+        size = T.Cast("uint32", tiles * (geo.groups.tile_words * 4))
         for index in range(geo.row_tiles):
             row = T.min(row_tile + index, args.n_tiles - 1)
             b.ptx("cp.async.bulk.prefetch.L2.global", args.words.ptr_to([row, first, 0]), size)

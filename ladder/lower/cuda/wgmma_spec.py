@@ -110,5 +110,5 @@ def choose_spec(
     """
     check_legal(gemm, device, schedule)
     geo = geometry(gemm, schedule)
-    choose = byte_decoder if geo.lane == 8 else scaled_decoder
+    choose = byte_decoder if geo.groups.lane == 8 else scaled_decoder
     return Spec(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))

@@ -159,6 +159,16 @@ class Groups:
         return get_type(self.gemm.weight).elem_bits
 
     @property
+    def tile_words(self) -> int:
+        """32-bit words of a packed tile."""
+        return 128 * self.bits
+
+    @property
+    def zero_parts(self) -> int:
+        """Arrays that make up zero points: none, one, or coarse part and remainder."""
+        return {"none": 0, "integer": 1, "float": 2}[self.gemm.zero]
+
+    @property
     def size(self) -> int:
         """Elements of K per packed group; 0 when one serves the whole row."""
         whole = self.gemm.group_size >= self.gemm.k
