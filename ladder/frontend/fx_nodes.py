@@ -12,6 +12,7 @@ import torch.fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ladder.frontend.joined import MOVES
+from ladder.ir.build import GraphBuilder
 from ladder.ir.extents import canonical
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.model.program import ImportRefused
@@ -73,6 +74,11 @@ LAID_OUT = "ladder.laid_out.default"
 RELAID = dict.fromkeys(("aten.view.default", "aten._unsafe_view.default"), "aten.reshape.default")
 """Views that ask how a tensor lies, which a plan may change -> what copies where it must."""
 
+ASKING = tuple(
+    f"aten.{name}" for name in ("view.dtype", "view_as_complex.default", "_scaled_mm", "_grouped_mm")
+)
+"""How the names of operators begin that refuse operands which do not lie as they ask."""
+
 OURS = "ladder."
 KNOWN = ("aten.", OURS, "_c10d_functional.")
 """Whose operators look at how their operands lie."""
@@ -84,7 +90,22 @@ def depends_on_strides(node: torch.fx.Node) -> bool:
     Random numbers come in that order, and what is registered by others may read memory as it was traced.
     """
     name = str(node.target)
-    return node.target in STRIDED or not name.startswith(KNOWN) or (draws(node) and not name.startswith(OURS))
+    if name.startswith(OURS):
+        return False
+    return node.target in STRIDED or draws(node) or name.startswith(ASKING) or not name.startswith(KNOWN)
+
+
+def may_turn(graph: GraphBuilder, value: str) -> bool:
+    """Tell whether rewriting may let a value lie otherwise, as what is computed of convolutions."""
+    waiting, met = [value], set()
+    while waiting:
+        node = graph.node(waiting.pop())
+        if node.operator in ("contract", "transpose", "restride"):
+            return True
+        if node.name not in met and not (node.operator == "matmul" and len(node.tile.shape) == 2):
+            waiting += node.inputs
+        met.add(node.name)
+    return False
 
 
 def shows_copy(node: torch.fx.Node) -> bool:

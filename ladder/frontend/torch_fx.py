@@ -32,6 +32,7 @@ from ladder.frontend.fx_nodes import (
     inverse,
     is_open,
     is_whole,
+    may_turn,
     shows_copy,
     size_of,
     stored_order,
@@ -308,7 +309,9 @@ class _Walk:
                 raise ImportRefused(f"{node.target} of a part of a tensor")
             if source in self.positions:
                 continue
-            same = self._is_dense(source) if value.is_contiguous() else not depends_on_strides(node)
+            asks, dense = depends_on_strides(node), value.is_contiguous()
+            same = self._is_dense(source) if dense else not asks
+            same = same and not (asks and dense and may_turn(self.im.g, self.values[source]))
             if shows_copy(source) or not (same or self._shows_argument(source)):
                 found[source] = self._of_strides(LAID_OUT, source)
         return found

@@ -43,7 +43,7 @@ ATTENTION_SCHEMA = (
 
 QUANTIZE_SCHEMA = "quantize_tokens(Tensor x, str activation, int group=0) -> (Tensor codes, Tensor scale)"
 
-LAID_OUT_SCHEMA = "laid_out(Tensor x, SymInt[] strides) -> Tensor"
+LAID_OUT_SCHEMA = "laid_out(Tensor(a) x, SymInt[] strides) -> Tensor(a)"
 
 BERNOULLI_SCHEMA = "bernoulli(Tensor x, SymInt[] strides, float p) -> Tensor"
 
@@ -248,7 +248,9 @@ define(ATTENTION_SCHEMA, attend, _attended)
 
 
 def laid_out(x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """Return a copy of given strides; along those that are 0 the elements of x are the same."""
+    """Return x, or a copy that has these strides; along those that are 0 the elements of x are the same."""
+    if x.stride() == tuple(strides):
+        return x
     once = [size if step else min(size, 1) for size, step in zip(x.shape, strides, strict=True)]
     whole = torch.empty_strided(once, list(strides), dtype=x.dtype, device=x.device)
     return whole.copy_(x[tuple(map(slice, once))]).expand(x.shape)

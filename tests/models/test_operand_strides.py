@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -54,6 +55,42 @@ def test_operators_of_others(how: str, strides_of: Callable[[Tensor], Tensor]) -
             torch.testing.assert_close(found, want)
     assert not fast.refused
     assert ("laid_out" in fast.plan()) == (how not in AS_THEY_ARE)
+
+
+def test_nothing_is_copied_that_lies_as_asked() -> None:
+    x = torch.randn(3, 4)
+    assert torch.ops.ladder.laid_out(x, [4, 1]).data_ptr() == x.data_ptr()
+    assert torch.ops.ladder.laid_out(x, [1, 3]).stride() == (1, 3)
+
+
+BEHIND_CONVOLUTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "normal": lambda y: y * torch.randn_like(y),
+    "parts": lambda y: [part.exp() * torch.rand_like(part) for part in y.chunk(2, 1)],
+    "in place": lambda y: y.clone().uniform_() + y,
+    "by its elements": lambda y: torch.poisson(y.abs()),
+    "integers": lambda y: torch.randint_like(y, 9),
+    "memory": lambda y: y.as_strided((4,), (3,), 1),
+    "wider bits": lambda y: y.view(torch.int16),
+    "complex": lambda y: torch.view_as_complex(y.view(2, 8, 8, 4, 2)),
+}
+
+
+@pytest.mark.parametrize("how", BEHIND_CONVOLUTIONS)
+def test_behind_convolutions(how: str) -> None:
+    """Plans let convolutions in a row have channels last; draws follow the order of the program's memory."""
+    layers = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1))
+    fast = ladder.compile(lambda x: BEHIND_CONVOLUTIONS[how](layers(x)))
+    with torch.no_grad():
+        for weight in layers.parameters():
+            weight.random_(-1, 2)  # sums of whole numbers have the same bits in every order
+        for _ in range(2):
+            x = torch.randint(-2, 3, (2, 3, 8, 8)).float()
+            torch.manual_seed(5)
+            found = fast(x)
+            torch.manual_seed(5)
+            torch.testing.assert_close(found, BEHIND_CONVOLUTIONS[how](layers(x)))
+    assert fast.outcome == "whole"
+    assert not fast.refused
 
 
 class Recurrent(nn.Module):
