@@ -342,3 +342,38 @@ def keyed_by_functions():
     return World(
         fn, [(None, first), (None, second), (rename, first), (lambda: some.discard(_raised), second)]
     )
+
+
+class _Part:
+    pass
+
+
+@program
+def keyed_by_objects_in_tuples():
+    parts = [_Part() for _ in range(3)]
+
+    def fn(x, part):
+        held, order = {}, {}
+        for at, each in enumerate(parts):
+            held[each, 0], held[each, 1], order[(each, parts[0]), "both"] = x * at, x + at, at
+        for each in parts:
+            held[each, 0] = held[each, 1] + held[each, 0]
+        last = held.pop((parts[2], 1))
+        found = [(each, at) in held for each in (*parts, part) for at in (0, 1, 2)]
+        return torch.stack([*held.values()]), last, found, [at for _, at in held], sorted(order.values())
+
+    return calls(
+        fn, *[lambda part=part: (normal(3), part) for part in (parts[0], parts[0], parts[1], _Part())]
+    )
+
+
+@program
+def looked_for_among_objects():
+    parts, layers = [_Part() for _ in range(3)], torch.nn.ModuleList([torch.nn.Tanh(), torch.nn.ReLU()])
+
+    def fn(x, part, other):
+        y = x + (part in parts) + 2 * (part not in (other, 1, "a")) + 4 * (other in parts[1:])
+        return y, layers[1] in list(layers), layers[0] in (layers[1],), _Part() in parts
+
+    given = ((0, 1), (0, 1), (0, 0), (1, 0), (2, 2), (0, 1))
+    return calls(fn, *[lambda a=a, b=b: (normal(3), parts[a], parts[b]) for a, b in given])

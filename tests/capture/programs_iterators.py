@@ -235,3 +235,28 @@ def filled_by_generators_that_read_them():
         return parts, list(ends), named, sorted(seen), counted, Doubled(x)
 
     return calls(fn, *[lambda: (normal(3), [0])] * 2, lambda: (normal(4), [2]))
+
+
+@program
+def zipped_to_the_longest():
+    layers = torch.nn.ModuleList([torch.nn.Tanh(), torch.nn.ReLU(), torch.nn.Identity()])
+    more = torch.nn.ModuleList([torch.nn.Sigmoid()])
+
+    def drawn(count, log):
+        for number in range(count):
+            log.append(number)
+            yield number
+
+    def fn(x, log):
+        for at, layer, other in itertools.zip_longest(range(2), reversed(layers), more):
+            x = layer(x) * (at or 3) + (1 if other is None else other(x))
+        for layer in itertools.chain(layers, more):
+            x = layer(x)
+        for layer, other in itertools.product(layers, more):
+            x = x + layer(other(x))
+        pairs = list(
+            itertools.zip_longest(drawn(2, log), drawn(4, log), (x * k for k in (1, 2)), fillvalue=7)
+        )
+        return x, pairs, list(itertools.zip_longest()), list(itertools.zip_longest([], drawn(0, log)))
+
+    return calls(fn, *[lambda: (normal(3), [])] * 3)

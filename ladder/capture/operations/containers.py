@@ -264,18 +264,32 @@ def identity_key(vm: Interpreter, container: Any, item: Any) -> bool:
     node = vm.heap.find(container)
     if node is None or node.external:
         return False
-    for value in (item,) if node.by_identity else (item, *container):
-        if is_constant(value):
-            continue
-        kind = type(value)
-        by_id = (kind.__hash__, kind.__eq__) == BY_IDENTITY
-        if not (by_id or is_plain_tensor(value)):
-            return False
-        if vm.heap.find(value) is None:
-            return False
-        vm.heap.distinct.add(kind)
+    if not all(_is_identity_key(vm, key) for key in ((item,) if node.by_identity else (item, *container))):
+        return False
     node.by_identity = True
     return True
+
+
+def _is_identity_key(vm: Interpreter, key: Any) -> bool:
+    """Say whether a key, or each part of a tuple, is a constant or told from others by what it is."""
+    if is_constant(key):
+        return True
+    if type(key) is tuple:
+        return all(_is_identity_key(vm, part) for part in key)
+    return told_apart(vm, key) or (is_plain_tensor(key) and _is_distinct(vm, key))
+
+
+def told_apart(vm: Interpreter, value: Any) -> bool:
+    """Say whether an object of this run is hashed and compared by identity; which it is, is guarded then."""
+    kind = type(value)
+    return (kind.__hash__, kind.__eq__) == BY_IDENTITY and _is_distinct(vm, value)
+
+
+def _is_distinct(vm: Interpreter, value: Any) -> bool:
+    known = vm.heap.find(value) is not None
+    if known:
+        vm.heap.distinct.add(type(value))
+    return known
 
 
 def store_key(vm: Interpreter, container: dict[Any, Any], key: Any, item: Any) -> None:

@@ -29,7 +29,7 @@ from ladder.capture.operations.objects import perform, pinned_part
 from ladder.capture.operations.replay import drained, is_hidden, iterate, replay
 from ladder.capture.operations.symbolic import EXTENTS, OF_ANY_VALUES, WITHOUT_EXTENTS, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import read_list, tensor_operator
-from ladder.capture.python import natives, polyfills
+from ladder.capture.python import iterator_polyfills, natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values import tensors
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
@@ -37,23 +37,24 @@ from ladder.capture.values.shapes import DynamicSize
 
 _BUILTIN = types.BuiltinFunctionType
 _POLYFILLS: dict[Any, types.FunctionType] = {
-    map: polyfills.map_,  # type: ignore[dict-item]
-    filter: polyfills.filter_,  # type: ignore[dict-item]
-    itertools.starmap: polyfills.starmap_,  # type: ignore[dict-item]
-    itertools.filterfalse: polyfills.filterfalse_,  # type: ignore[dict-item]
-    itertools.takewhile: polyfills.takewhile_,  # type: ignore[dict-item]
-    itertools.dropwhile: polyfills.dropwhile_,  # type: ignore[dict-item]
-    itertools.compress: polyfills.compress_,  # type: ignore[dict-item]
-    itertools.pairwise: polyfills.pairwise_,  # type: ignore[dict-item]
-    itertools.accumulate: polyfills.accumulate_,  # type: ignore[dict-item]
+    map: iterator_polyfills.map_,  # type: ignore[dict-item]
+    filter: iterator_polyfills.filter_,  # type: ignore[dict-item]
+    itertools.starmap: iterator_polyfills.starmap_,  # type: ignore[dict-item]
+    itertools.filterfalse: iterator_polyfills.filterfalse_,  # type: ignore[dict-item]
+    itertools.takewhile: iterator_polyfills.takewhile_,  # type: ignore[dict-item]
+    itertools.dropwhile: iterator_polyfills.dropwhile_,  # type: ignore[dict-item]
+    itertools.compress: iterator_polyfills.compress_,  # type: ignore[dict-item]
+    itertools.pairwise: iterator_polyfills.pairwise_,  # type: ignore[dict-item]
+    itertools.accumulate: iterator_polyfills.accumulate_,  # type: ignore[dict-item]
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
-    itertools.chain.from_iterable: polyfills.flattened,  # type: ignore[dict-item]
+    itertools.chain.from_iterable: iterator_polyfills.flattened,  # type: ignore[dict-item]
     torch.autograd.Variable: polyfills.variable,  # type: ignore[dict-item]
 }
 _POLYFILLS_OF_GENERATORS: dict[Any, types.FunctionType] = {
-    itertools.chain: polyfills.chain_,  # type: ignore[dict-item]
-    itertools.islice: polyfills.islice_,  # type: ignore[dict-item]
-    itertools.cycle: polyfills.cycle_,  # type: ignore[dict-item]
+    itertools.chain: iterator_polyfills.chain_,  # type: ignore[dict-item]
+    itertools.islice: iterator_polyfills.islice_,  # type: ignore[dict-item]
+    itertools.cycle: iterator_polyfills.cycle_,  # type: ignore[dict-item]
+    itertools.zip_longest: iterator_polyfills.zip_longest_,  # type: ignore[dict-item]
 }
 """What iterates natively unless it is given a generator that is interpreted."""
 _POLYFILLS_OF_OBJECTS: dict[Any, Any] = {

@@ -15,7 +15,13 @@ import torch.fx
 from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
-from ladder.capture.operations.containers import container_method, dict_read, identity_key, store_key
+from ladder.capture.operations.containers import (
+    container_method,
+    dict_read,
+    identity_key,
+    store_key,
+    told_apart,
+)
 from ladder.capture.operations.moving import JOINS, item_at, joined
 from ladder.capture.operations.objects import (
     is_fixed,
@@ -253,6 +259,10 @@ def _holds_natively(vm: Interpreter, container: Any, item: Any) -> bool:
         for key in keys:
             vm.heap.meet_key(key)
         return item in container
+    if type(container) in (tuple, list) and told_apart(vm, item):
+        vm.heap.touch(container, 1)
+        if all(_is_native_key(each) or told_apart(vm, each) for each in container):
+            return item in container
     if not (is_plain(item) and (is_a(container, dict) or is_plain(container))):
         raise CaptureError("membership among objects")
     admit(vm, container, not is_a(container, dict))

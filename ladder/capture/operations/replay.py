@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ from ladder.capture.values.kinds import PLAIN_DICTS, is_a, is_constant, is_plain
 from ladder.capture.values.shapes import Walk
 
 _MAPPINGS = (dict, OrderedDict)
+_OF_ITERABLES = (zip, itertools.zip_longest, itertools.chain, itertools.product)
+"""Natives that iterate over each of their arguments."""
 _KEYS: tuple[type, ...] = (type({}.keys()), type(OrderedDict().keys()))
 
 
@@ -103,7 +106,7 @@ def replay(
 
 def _iterated_args(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of a native with what it iterates over as `iterated` gives it."""
-    if function is zip:
+    if function in _OF_ITERABLES:
         return tuple(iterated(vm, item, function) for item in args)
     if function is enumerate or (function in natives.CONSUMERS and function not in _MAPPINGS):
         several = function in (min, max) and len(args) > 1  # these compare their arguments
