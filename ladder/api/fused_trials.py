@@ -16,6 +16,7 @@ from ladder.runtime.build import BUILD_THREADS, Kernel, find_or_build
 from ladder.runtime.cache import source_digest
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import PackedWeight
+from ladder.runtime.recording import recorded
 from ladder.runtime.trials import Trial, kernels_at
 from ladder.superopt.generator import Database, Report
 from ladder.superopt.generator.stored import identity
@@ -152,7 +153,7 @@ def _replayed(fused: Callable[..., Any], calls: Sequence[Sequence[Any]], repeats
     import torch
 
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with recorded(graph):
         for given in calls:
             fused(*given)
     events: Any = torch.cuda.Event

@@ -95,13 +95,15 @@ def _gpu_clock(calls: Sequence[Call]) -> Callable[[], float]:
     """Capture the calls in one CUDA graph, so that the time has no host cost in it."""
     import torch
 
+    from ladder.runtime.recording import recorded
+
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
         for call in calls:
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with recorded(graph):
         kept = [call() for call in calls]
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
 

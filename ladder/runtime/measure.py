@@ -19,6 +19,7 @@ from ladder.runtime import library
 from ladder.runtime.compile import family_of
 from ladder.runtime.compile_pool import Campaign, Trial
 from ladder.runtime.packed import pack
+from ladder.runtime.recording import recorded
 from schedules.cost_model import predict
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule
@@ -313,7 +314,7 @@ class Bench:
         with torch.cuda.stream(self.stream):
             entry(x, *self.weights[0], y)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
+        with recorded(graph, stream=self.stream):
             for weight in self.weights[:count]:
                 entry(x, *weight, y)
         graph.replay()

@@ -11,6 +11,7 @@ import attention_layout  # noqa: E402
 import ladder  # noqa: E402
 from benchmarks.host_cost import host_cost_us  # noqa: E402
 from ladder.runtime import operator  # noqa: E402
+from ladder.runtime.recording import recorded  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -123,6 +124,29 @@ def test_compiled_model_with_cuda_graphs(problem) -> None:
         x = torch.randn(16, K, device="cuda").half()
         torch.compiler.cudagraph_mark_step_begin()
         assert relative_error(compiled(x), x.double() @ dense.t()) <= 5e-4
+
+
+def test_recordings_that_fail_leave_nothing_behind() -> None:
+    """Random numbers of torch stay in a recording that fails, and so does memory of several streams."""
+    before = torch.cuda.CUDAGraph()
+    with recorded(before):
+        drawn = torch.randn(8, device="cuda")
+    torch.manual_seed(1)
+    expected = [torch.randn(8, device="cuda") for _ in range(3)]
+    with pytest.raises(RuntimeError), recorded(torch.cuda.CUDAGraph()):
+        torch.randn(8, device="cuda").sum().item()
+    torch.manual_seed(1)
+    found = [torch.randn(8, device="cuda")]
+    before.replay()
+    found += [drawn.clone(), torch.randn(8, device="cuda")]
+    assert all(map(torch.equal, found, expected))
+    reserved, other = torch.cuda.memory_reserved(), torch.cuda.Stream()
+    for _ in range(50):
+        shared = torch.empty(1 << 20, device="cuda")
+        shared.record_stream(other)
+        del shared
+        torch.cuda.synchronize()
+    assert torch.cuda.memory_reserved() - reserved < 50 << 21
 
 
 def test_host_cost_is_a_few_microseconds(problem) -> None:

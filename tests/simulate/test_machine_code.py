@@ -140,6 +140,7 @@ def check_product(
 @pytest.mark.parametrize("arch", ARCHITECTURES + RADEON)
 def test_chains(arch: str, machine_code: None) -> None:
     chains.check((ARCHITECTURES + RADEON).index(arch) + 4, f"rocm/{arch}")
+    chains.number_of_rows(f"rocm/{arch}")
 
 
 @pytest.mark.parametrize("name", ["counts of fp8", "offsets of few tokens"])

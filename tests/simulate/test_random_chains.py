@@ -174,6 +174,26 @@ def test_rows_that_are_padded_turned_and_joined(target: str) -> None:
     require_right_when_simulated(graph, target, None, [each.astype(np.float32) for each in inputs], 3e-5)
 
 
+def number_of_rows(target: str) -> None:
+    """Simulate, in each mapping, a chain that gives a number of each row and multiplies the row by it."""
+    build, device = GraphBuilder("chain"), get_device(target)
+    x, y = build.input("x", "float32", (4, 6, 64)), build.input("y", "float32", (4, 6))
+    number = build.add("exp", y)
+    factor = build.add("reshape", number, shape=(4, 6, 1))
+    rows = build.add("mul", build.add("sub", x, build.add("reduce_sum", x, axis=2)), factor)
+    graph = build.finish(number, build.add("add", rows, factor), build.add("neg", number))
+    rng = np.random.default_rng(1)
+    inputs = [rng.uniform(-1, 1, node.tile.known_shape).astype(np.float32) for node in graph.inputs]
+    for moves in ranked(graph, machine_of(device)):
+        require_right_when_simulated(graph, target, moves.mapping, inputs, 3e-5)
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+def test_numbers_of_rows_that_rows_are_multiplied_by(target: str) -> None:
+    """One lane stores what all lanes read, as of a mask that is a result too."""
+    number_of_rows(target)
+
+
 def check(seed: int, target: str) -> None:
     """Simulate a chain in two of its mappings, and compare."""
     drawn, device = Drawn(seed), get_device(target)

@@ -68,10 +68,11 @@ class RowLoops:
         probes = tuple(self.nest.probe(f"c{axis}", extent) for axis, extent in enumerate(columns))
         self.nest.prepare(value, (*row, *probes), probes)
         if not columns:
-            self.nest.alone = True
-            with b.when(self.nest.lane == 0):
-                self.nest.store_vector(value, [row])
-            self.nest.alone = False
+            nest, valid = self.nest, self.nest.valid
+            first = nest.lane == 0
+            nest.alone, nest.valid = True, first if valid is None else tirx.And(valid, first)
+            nest.store_vector(value, [row])  # all lanes compute it: other results may read it
+            nest.alone, nest.valid = False, valid
             return
         for start, stop in cuts:
             self.column_piece(value, row, start, stop, width)

@@ -19,6 +19,7 @@ import torch
 from ladder.runtime import peers
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.bound_plan import BoundPlan
+from ladder.runtime.recording import recorded
 from targets import get_device
 
 log = logging.getLogger("ladder.model")
@@ -151,7 +152,7 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, capture_error_mode=self.mode):
+            with recorded(graph, capture_error_mode=self.mode):
                 self.results = self.step_by_step(static)
         except RuntimeError as error:
             self.refused = str(error)

@@ -21,6 +21,7 @@ from ladder.runtime.model.frame import Frame
 from ladder.runtime.model.plan import ModelPlan, PlanStep
 from ladder.runtime.model.steps import Steps
 from ladder.runtime.model.workspace import Bound
+from ladder.runtime.recording import recorded
 from tile_types.errors import ConversionError
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def _gpu_rounds(steps: Steps, values: Sequence[Any], rounds: int) -> list[list[f
 
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with _watched(steps, watch), torch.cuda.graph(graph):
+    with _watched(steps, watch), recorded(graph):
         marks[0].record()
         marks.append(_mark())
         marks[1].record()
