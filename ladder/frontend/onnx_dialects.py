@@ -2,8 +2,8 @@
 
 onnxruntime's optimizer appends the nodes that it fuses, so that nodes stand after those that read them; it
 writes norms as operators of ONNX's domain before ONNX had them; some tools name that domain ``ai.onnx``,
-leave out the versions of the domains that they use, or the graph's name, write -1 for an open extent, or
-leave nodes without results.
+leave out the versions of the domains that they use, or the graph's name, write -1 for an open extent, leave
+the channels of pictures open though a stored kernel says how many there are, or leave nodes without results.
 """
 
 from __future__ import annotations
@@ -56,6 +56,30 @@ def _stated(graph: Any) -> Iterator[Any]:
 def _leave_open(model: Any) -> None:
     for dim in _open(model):
         dim.ClearField("dim_value")
+
+
+def _channels(model: Any) -> list[tuple[Any, int]]:
+    """Return open channels of inputs that a convolution reads, and how many its stored kernel takes."""
+    graph = model.graph
+    kernels = {tensor.name: tensor.dims for tensor in graph.initializer}
+    inputs = {info.name: info.type.tensor_type.shape.dim for info in graph.input}
+    found = []
+    for node in graph.node:
+        if node.op_type != "Conv" or node.domain or node.input[1] not in kernels:
+            continue
+        dims, kernel = inputs.get(node.input[0], ()), kernels[node.input[1]]
+        if len(dims) == len(kernel) and not dims[1].HasField("dim_value"):
+            groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+            found.append((dims[1], kernel[1] * groups))
+    return found
+
+
+def _count(model: Any) -> None:
+    stated = [dim for info in _stated(model.graph) for dim in info.type.tensor_type.shape.dim]
+    for channels, count in _channels(model):
+        name = channels.dim_param
+        for dim in [channels, *(dim for dim in stated if name and dim.dim_param == name)]:
+            dim.dim_value = count
 
 
 # domains -----------------------------------------------------------------------------------------------
@@ -162,6 +186,7 @@ def _name(model: Any) -> None:
 CHANGES: tuple[tuple[Callable[[Any], Any], Callable[[Any], None]], ...] = (
     (lambda model: not model.graph.name, _name),
     (_open, _leave_open),
+    (_channels, _count),
     (_spelled_out, _shorten),
     (_own, _rename),
     (_unstated, _state),

@@ -16,6 +16,7 @@ from ladder.frontend.onnx_dialects import restated
 from ladder.frontend.onnx_file import open_onnx
 from ladder.runtime.model import build
 from ladder.runtime.model.program import ImportRefused
+from tile_types.errors import LadderError
 
 
 @pytest.fixture(autouse=True)
@@ -119,3 +120,21 @@ def test_norms_that_onnxruntime_writes(opset: int) -> None:
     assert torch.allclose(y, torch.nn.functional.layer_norm(X, (3,), scale, bias, 0.001), atol=1e-6)
     assert torch.allclose(z, torch.nn.functional.rms_norm(X, (3,), scale, 0.001), atol=1e-6)
     assert {entry.domain for entry in open_onnx(model).model.opset_import} == {"", "com.microsoft"}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("channels", ["c", "?"])
+def test_channels_are_as_many_as_a_stored_kernel_takes(channels: str, groups: int) -> None:
+    picture = f"float[b, {channels}, h, w]"
+    body = f"{{ y = Conv <group: int = {groups}> (x, k) z = Relu (x) }}"
+    model = model_of(f"g ({picture} x) => ({picture} z) {body}")
+    kernel = torch.randn(4, 3, 2, 2)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(kernel.numpy(), "k"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None))
+    fast = ladder.compile(model)
+    assert len(fast.staged.stages) == 1
+    for batch, size in ((2, 5), (1, 7)):
+        x = torch.randn(batch, 3 * groups, size, size)
+        torch.testing.assert_close(fast(x)[1], torch.nn.functional.conv2d(x, kernel, groups=groups))
+    with pytest.raises(LadderError):
+        fast(torch.randn(1, 3 * groups + 1, 5, 5))
