@@ -237,7 +237,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             checkpoint, model, {stored[source] for found in wanted.values() for source in found}
         )
         parts = {part.name for _, layer in checkpoint.layers.values() for part in layer.parts.values()}
-        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) for name in parts}
+        named = parts | set(names_in(model, parts))  # transformers compares what its rules make of them
+        patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) for name in named}
         ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
         model._keys_to_ignore_on_load_unexpected = ignored | {f"^{name}$" for name in patterns}  # type: ignore[assignment]
 

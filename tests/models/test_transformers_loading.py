@@ -145,6 +145,21 @@ def test_names_that_transformers_changes_when_it_saves(tmp_path: Path, kind: str
     assert torch.equal(logits(again), logits(model))
 
 
+def test_a_multi_modal_model_comes_back_without_complaints(tmp_path: Path) -> None:
+    """Its files name the language model otherwise than the model does: no array is called unexpected."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text = transformers.LlamaConfig(**sizes, vocab_size=64, dtype="float32")
+    vision = transformers.CLIPVisionConfig(**sizes, image_size=16, patch_size=8)
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_index=63)
+    transformers.LlavaForConditionalGeneration(config).eval().save_pretrained(tmp_path / "plain")
+    auto, options = transformers.AutoModelForImageTextToText, LadderConfig("int4", group_size=GROUP)
+    model = auto.from_pretrained(tmp_path / "plain", quantization_config=options).eval()
+    model.save_pretrained(tmp_path / "saved")
+    again, told = auto.from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not any(told.values())
+    assert torch.equal(logits(again.eval()), logits(model))
+
+
 def test_skipped_modules_and_errors(folder: Path) -> None:
     config = LadderConfig("int4", group_size=GROUP, modules_to_not_convert=["lm_head", "mlp"])
     model = transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=config)
