@@ -111,6 +111,6 @@ off pairs of a plain and a persistent grid there that are alike in all else: the
 each multiprocessor has one block, and about 2 µs longer for each further one. `L2_SHARE` is fitted to these
 runs and 464 at 35 further points (``benchmarks/results/h100_fp8_why_2026-11-27.json``): what either half of
 the shapes asks for (1.33, 1.65) serves the other half better than 1. The first four are fitted to 1,512
-runs at 250 points on both (either half of 60 shapes asks for the same `LAUNCH_SECONDS`): what every launch
-costs was taken for the cost of clusters, so that small products shared K too seldom.
+runs at 250 points on both. Either half of the 60 shapes asks for this `LAUNCH_SECONDS`; of clusters' costs
+they ask for less and for more, and what lies between was chosen by all points.
 """
