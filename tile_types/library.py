@@ -116,6 +116,11 @@ def register_type(ttype: TType) -> TType:
 def _add(ttype: TType) -> TType:
     for metadata in ttype.metadata:
         get_type(metadata.ttype)
+    element = ttype.element_type
+    if ttype.elem_bits != element.elem_bits:
+        raise ValueRangeError(
+            f"type {ttype.name} has {ttype.elem_bits} bits, its element {element.name} {element.elem_bits}"
+        )
     return _TYPES.setdefault(ttype.name, ttype)
 
 

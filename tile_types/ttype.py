@@ -21,6 +21,9 @@ EXHAUSTIBLE_BITS = 16
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
+STORED = (("scale", "block"), ("zero", "block"), ("tensor_scale", "tensor"))
+"""Names and scopes of `Metadata`."""
+
 
 @dataclass(frozen=True)
 class Metadata:
@@ -40,6 +43,13 @@ class Metadata:
     ttype: str
     scope: str = "block"
 
+    def __post_init__(self) -> None:
+        if (self.name, self.scope) not in STORED:
+            known = ", ".join(f"{name} per {scope}" for name, scope in STORED)
+            raise ValueRangeError(
+                f"metadata {self.name!r} per {self.scope!r} has no meaning: there are {known}"
+            )
+
 
 @dataclass(frozen=True, eq=False)
 class TType:
@@ -55,7 +65,7 @@ class TType:
         ``decode(code, ops) -> value``: the value of a code as one expression, see `tile_types.ops`.
         A block type leaves it out and names its ``element``.
     shape
-        Elements of one block; ``(1,)`` for an element-wise type.
+        Elements along K of one block; ``(1,)`` for an element-wise type.
     element
         Name of the element type of a block type.
     metadata
@@ -106,11 +116,19 @@ class TType:
                 f"type {self.name}: give either decode(code, ops) or the name of an element"
             )
         require_kind(self.shape, tuple, f"type {self.name}: shape must be a tuple")
-        if any(whole_number(extent, f"type {self.name}: an extent") < 1 for extent in self.shape):
-            raise ShapeError(f"type {self.name}: a block needs positive extents, got {self.shape}")
+        extents = [whole_number(extent, f"type {self.name}: an extent") for extent in self.shape]
+        if len(extents) != 1 or extents[0] < 1:
+            raise ShapeError(
+                f"type {self.name}: a block is so many elements along K, (32,), got {self.shape}"
+            )
         require_kind(self.metadata, tuple, f"type {self.name}: metadata must be a tuple")
         for part in self.metadata:
             require_kind(part, Metadata, f"type {self.name}: metadata must hold Metadata")
+        if self.decode is not None and (extents != [1] or self.metadata):
+            raise ValueRangeError(
+                f"type {self.name}: a type of blocks has no decode: register its element, then give that"
+                " name as element="
+            )
         require_kind(self.finite_codes or (), tuple, f"type {self.name}: finite_codes must be a tuple")
         for code in self.finite_codes or ():
             if not 0 <= whole_number(code, f"type {self.name}: a code") < 1 << self.elem_bits:

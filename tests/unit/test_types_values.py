@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tile_types import TType, get_type
+from tile_types import Metadata, TType, get_type, register_type
 from tile_types.errors import LadderError, ValueRangeError
 
 REFERENCE = {
@@ -219,6 +219,10 @@ def test_values_are_read_only() -> None:
         {"finite_codes": 3},
         {"finite_codes": (0, 8)},
         {"finite_codes": (0.5,)},
+        {"shape": (2,)},
+        {"shape": ()},
+        {"decode": None, "element": "int3", "shape": (2, 16)},
+        {"metadata": (Metadata("scale", "float16"),)},
         {"elem_bits": 3.0},
     ],
 )
@@ -227,3 +231,16 @@ def test_descriptions_that_cannot_be(given: dict[str, Any]) -> None:
     facts = {"name": "wrong3", "elem_bits": 3, "decode": lambda code, ops: code, **given}
     with pytest.raises(LadderError, match="type wrong3: "):
         TType(**facts)
+
+
+@pytest.mark.parametrize(("name", "scope"), [("scale2", "block"), ("micro", "pair"), ("scale", "tensor")])
+def test_metadata_that_nothing_would_read(name: str, scope: str) -> None:
+    with pytest.raises(ValueRangeError, match="scale per block, zero per block, tensor_scale per tensor"):
+        Metadata(name, "float16", scope)
+
+
+def test_codes_of_blocks_are_as_wide_as_their_elements() -> None:
+    with pytest.raises(ValueRangeError, match="has 3 bits, its element int4 4"):
+        register_type(
+            TType("narrow", 3, element="int4", shape=(8,), metadata=(Metadata("scale", "float16"),))
+        )
