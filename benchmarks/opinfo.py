@@ -11,6 +11,7 @@ not come out right, each is tried alone. Random operators start from the same se
     python -m benchmarks.opinfo --special                # operands that hold NaN, infinities, -0 and extremes
     python -m benchmarks.opinfo --dtypes bfloat16        # another type of the samples
     python -m benchmarks.opinfo --kernels --device cuda  # samples and kernels on a GPU; float32 stays whole
+    python -m benchmarks.opinfo --device rocm/gfx942     # kernels as an AMD GPU's machine code, emulated
 
 What is compared with tolerance: results of floats, relative to their largest value, by as many roundings as
 sums of the sample's size may differ in; where that fails, an error against float64 that eager's exceeds.
@@ -36,6 +37,7 @@ import torch
 import torch.fx
 from torch.utils._pytree import tree_flatten, tree_map
 
+from benchmarks.emulated import on_amd
 from benchmarks.harness import write_record
 from ladder import knobs
 from ladder.api.compiler import Compiler
@@ -369,15 +371,18 @@ def child(arguments: argparse.Namespace) -> None:
     """Print a row as JSON for every operator from a number on."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    builds = {} if arguments.kernels else {"build_kernels": in_torch}
+    emulated = arguments.device.startswith("rocm")
+    builds = {} if arguments.kernels or emulated else {"build_kernels": in_torch}
     strict = knobs.override(strict=True, num_threads=1)
     torch.backends.cudnn.allow_tf32 = False
-    tries = wanted_operators(arguments.only, arguments.part, arguments.dtypes, arguments.device)
-    with torch.no_grad(), strict, patch.dict(vars(build), builds), unseeded():
+    gpu = on_amd(arguments.device) if emulated else contextlib.nullcontext()
+    where = "cpu" if emulated else arguments.device
+    tries = wanted_operators(arguments.only, arguments.part, arguments.dtypes, where)
+    with torch.no_grad(), strict, patch.dict(vars(build), builds), gpu, unseeded():
         for at, (info, name) in enumerate(tries[arguments.begin :], arguments.begin):
             print(json.dumps({"begin": at, "operator": title(info), "dtype": name}), flush=True)
-            row = row_of(info, name, arguments.samples, special=arguments.special, device=arguments.device)
-            if arguments.device == "cuda":
+            row = row_of(info, name, arguments.samples, special=arguments.special, device=where)
+            if where == "cuda":
                 torch.cuda.synchronize()
             print(json.dumps({"row": asdict(row)}), flush=True)
 
@@ -420,7 +425,7 @@ def main() -> None:
     parser.add_argument("--special", action="store_true", help="put special values into operands")
     parser.add_argument("--part", default="0/1", help="I/N: every Nth operator from number I on")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=USUAL, help="of the samples")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="where samples lie")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, or an AMD GPU to emulate")
     parser.add_argument("--output", type=Path, help="write all rows as JSON")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=int, default=0, help=argparse.SUPPRESS)

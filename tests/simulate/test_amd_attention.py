@@ -172,6 +172,15 @@ def test_considered_schedules_do_not_spill(
         assert not spilled, f"{problem} {plan}"
 
 
+@pytest.mark.parametrize("stored", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("mask", ["bool", "float32"])
+def test_masks_of_one_head_do_not_spill(mask: str, stored: str) -> None:
+    """There LLVM moves loads of the mask and decoding across steps, until no register is left."""
+    device, problem = get_device("rocm/gfx1201"), form(1, 1, 128, "bfloat16", stored, mask=mask)
+    (found,) = resources_of({"k": emit(problem, device, Plan(1, 2, 2, 1), "k")}, device).values()
+    assert found["vgpr_spills"] + found["sgpr_spills"] + found["scratch_bytes"] == 0
+
+
 @pytest.mark.parametrize(
     ("problem", "plan", "target", "match"),
     [

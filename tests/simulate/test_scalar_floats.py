@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladder.simulate.gcn import scalar
-from ladder.simulate.gcn.listing import GcnError, parse_instruction
+from ladder.simulate.gcn import scalar, vector
+from ladder.simulate.gcn.listing import EXEC, GcnError, parse_instruction
+from ladder.simulate.gcn.wave import Wave
 
 
 def bits(value: float) -> int:
@@ -74,3 +75,14 @@ def test_halves() -> None:
 def test_changed_signs_are_refused() -> None:
     with pytest.raises(GcnError, match="changed sign"):
         after("v_s_sqrt_f32 s0, -s1", 0, bits(4))
+
+
+def test_a_scalar_becomes_the_word_of_one_lane() -> None:
+    """Whether the lane is active or not."""
+    wave = Wave(None, 0)
+    wave.s[3], wave.v[7] = 9, 1
+    wave.set_scalar(EXEC, 0, 2)
+    step = vector.translate(parse_instruction("v_writelane_b32 v7, s3, 5"))
+    assert step is not None
+    step(wave)
+    assert wave.v[7].tolist() == [1] * 5 + [9] + [1] * 58

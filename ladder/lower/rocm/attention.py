@@ -42,13 +42,16 @@ from ladder.lower.rocm.attention_loads import (
     row_of,
 )
 from ladder.lower.rocm.steps import WaveStep
-from schedules.wave_attention import FRAGMENT, PAD, STATE, WaveAttentionSchedule, shared_words
+from schedules.wave_attention import FRAGMENT, PAD, STATE, WaveAttentionSchedule, registers, shared_words
 from targets import TileDevice
 
 Expr = Any
 
 LOWEST = -1e30
 """Where maxima begin: below every score that counts, and finite, so that differences are numbers."""
+
+FULL = 0.75
+"""Part of a lane's registers beyond which an estimate that is too low means spills."""
 
 LIFT = {("float16", False): 14.0, ("float16", True): 7.0}
 """(Type of weights, whether values' scales multiply them) -> binary digits that they are lifted by.
@@ -146,8 +149,8 @@ class Sums:
             fragments = range(first, first + together)
             words = [self._operand(weights, keys, fragments, part) for part in range(spec.schedule.parts)]
             held = [operands.value_words(keys.value(fragment)) for fragment in fragments]
-            for tile, registers in enumerate(zip(*held, strict=True)):
-                value = operands.whole([word for each in registers for word in each], self.place.g)
+            for tile, own in enumerate(zip(*held, strict=True)):
+                value = operands.whole([word for each in own for word in each], self.place.g)
                 for sums, operand in zip(self.values, words, strict=True):
                     _multiply(step, sums[tile], value, operand)
 
@@ -326,6 +329,7 @@ class Walk:
         """Emit the loop: the loads of the next iteration are in flight while this one is computed.
 
         All waves that share keys take as many iterations. Of an iteration beyond the last key weights are 0.
+        Where registers are few, LLVM may not move a step's instructions into another's, where it would spill.
         """
         plan, keys, sums = self.spec.schedule, self.keys, self.sums
         own = plan.span * plan.key_waves
@@ -340,11 +344,20 @@ class Walk:
             iteration = b.keep(index * plan.key_waves + self.place.key_wave)
             following = b.keep(iteration + plan.key_waves)
             raw = sums.raw_scores(self.queries, keys)
+            self._fence_if_full()
             weights = sums.seen_scores(keys, self.limits, iteration, raw)
             for load in loads[:-1]:
                 load(following)
+                self._fence_if_full()
             d.schedule_fence()
             sums.weigh(weights)
+            self._fence_if_full()
             sums.add(weights, keys)
             keys.load_values(following)
+            d.schedule_fence()
+
+    def _fence_if_full(self) -> None:
+        spec = self.spec
+        held = registers(spec.form, spec.device, spec.schedule)
+        if held > FULL * spec.operands.fragment.registers:
             d.schedule_fence()

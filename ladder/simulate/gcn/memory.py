@@ -67,17 +67,17 @@ class Space:
 # ---- scalar loads ------------------------------------------------------------------------------------
 def _scalar_load(i: Instruction) -> Step:
     to, base = i.operands[0].index, i.operands[1].index
-    count = WIDTHS[i.op.removeprefix("s_load_")] // 4
-    offset = i.operands[2]
+    kind, offset = i.op.removeprefix("s_load_"), i.operands[2]
+    width, signed = WIDTHS[kind], kind in SIGNED
     results = i.operands[0].registers
 
     def step(w: Wave) -> None:
         more = int(offset.text, 0) if offset.kind == "literal" else w.s[offset.index]
         more += i.number("offset")
-        address = np.array([w.scalar(base, 2) + more & ~3], np.uint64)
-        found = _loaded(w, i, address, np.ones(1, np.bool_), 4 * count)
-        for at, word in enumerate(found.reshape(-1).view(np.uint32)):
-            w.set_scalar(to + at, int(word))
+        address = np.array([w.scalar(base, 2) + more & -min(width, 4)], np.uint64)
+        found = _loaded(w, i, address, np.ones(1, np.bool_), width).tobytes()
+        for at in range(0, width, 4):
+            w.set_scalar(to + at // 4, int.from_bytes(found[at : at + 4], "little", signed=signed))
         w.issue(w.scalar_memory, Outstanding(i.text, "scalar", results))
 
     return step
@@ -309,7 +309,7 @@ def _permute(i: Instruction) -> Step:
 
 
 ROWS: tuple[tuple[str, Callable[[Instruction], Step]], ...] = (
-    (r"s_load_dword(x\d+)?", _scalar_load),
+    (r"s_load_(dword(x\d+)?|[us](byte|short))", _scalar_load),
     (r"global_load_(dword(x[234])?|[us](byte|short)(_d16(_hi)?)?)", _global_load),
     (r"global_store_(dword(x[234])?|(byte|short)(_d16_hi)?)", _global_store),
     (r"ds_read(2(st64)?)?_[bui](8|16|32|64|96|128)", _local_read),

@@ -369,6 +369,12 @@ def read_lane(i: Instruction, name: str) -> Step:
     return step
 
 
+def write_lane(i: Instruction, name: str) -> Step:
+    """``v_writelane_b32``: a scalar becomes the word of one lane, active or not."""
+    to, value, lane = i.operands[0].index, source(i.operands[1], "u32"), source(i.operands[2], "u32")
+    return lambda w: w.v[to].__setitem__(int(lane(w)) & w.lanes - 1, value(w))
+
+
 ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     (TABLE.keys() | ACCUMULATING.keys(), plain),
     ({f"accvgpr_{what}_b32" for what in ("read", "write", "mov")},
@@ -381,6 +387,7 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     ({"div_scale_f32", "div_fmas_f32"}, divide),
     ({"bitop3_b32", "bitop3_b16"}, truth_table),
     ({"readfirstlane_b32", "readlane_b32"}, read_lane),
+    ({"writelane_b32"}, write_lane),
 )  # fmt: skip
 """Mnemonics behind ``v_``, and what makes their closures."""
 
