@@ -153,6 +153,19 @@ def watched_by_a_mode_that_stays():
 
 
 @program
+def watched_by_modes_that_are_asked_for():
+    mode = Scaling(5)
+
+    def fn(x):
+        with torch.device("cpu"), mode:
+            inner = torch.overrides._get_current_function_mode_stack()
+            rows = torch.vmap(lambda row: row + torch.arange(4, device=torch.get_default_device()))(x)
+        return rows, inner[-1] is mode, len(inner) - torch._C._len_torch_function_stack()
+
+    return calls(fn, *SIZES)
+
+
+@program
 def watched_indices_of_rows():
     def fn(x):
         def mask(batch, head, query, key):

@@ -20,7 +20,7 @@ from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.attributes import CACHED, load_attr
 from ladder.capture.operations.builtin_functions import BUILTINS
-from ladder.capture.operations.function_modes import ABOUT_MODES, count_modes
+from ladder.capture.operations.function_modes import ABOUT_MODES, told_of_modes
 from ladder.capture.operations.functions import generator_of, new_frame
 from ladder.capture.operations.modeled import call_cached, modeled
 from ladder.capture.operations.native_calls import annotated, instantiate, may_have_died, native
@@ -108,7 +108,7 @@ def _identified(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
 def _state_read(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the answer of a function that reads the state of torch, guarded."""
     if vm.modes and function in ABOUT_MODES:
-        return count_modes(vm, function)
+        return _told(vm, told_of_modes(vm, function))
     given = tuple(map(vm.plain, args))
     found = function(*given, **kwargs)
     if "autocast" in function.__name__:

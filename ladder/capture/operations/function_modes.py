@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -159,17 +159,15 @@ def pop_mode(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict
     return vm.modes.pop()
 
 
-def count_modes(vm: Interpreter, function: Any) -> int | bool:
-    """Answer a question about the modes that are in force."""
-    known = _COUNTS.get(function)
-    if known is None:
-        raise CaptureError(f"{function.__name__} is read under a mode")
-    return known(len(vm.modes))
+def told_of_modes(vm: Interpreter, function: Any) -> Any:
+    """Answer a question about the modes in force: those from before the segment, then its own."""
+    before = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    return ABOUT_MODES[function]([*before, *vm.modes])
 
 
-_COUNTS: dict[Any, type[int]] = {
-    torch._C._len_torch_function_stack: int,
+ABOUT_MODES: dict[Any, Callable[[list[Any]], Any]] = {
+    torch._C._len_torch_function_stack: len,
     torch._C._is_torch_function_mode_enabled: bool,
+    torch.overrides._get_current_function_mode_stack: list,
 }
-ABOUT_MODES = frozenset({*_COUNTS, torch.overrides._get_current_function_mode_stack})
-"""What tells which modes are in force."""
+"""Function that asks about modes -> what answers it of all modes, the innermost last."""
