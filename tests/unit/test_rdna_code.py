@@ -47,6 +47,7 @@ def test_names(line: str, name: str) -> None:
         ("v_dual_mov_b32 v1, 0 :: v_dual_and_b32 v2, 0xff, v0", 12, 12),
         ("v_pk_fma_f16 v113, v53, s8, 0xd480 op_sel_hi:[1,0,0]", 12, 12),
         ("v_dot2acc_f32_f16 v53, v110, v106", 4, 4),
+        ("v_add_co_u32_e64_dpp v2, s2, v2, v2 row_mirror row_mask:0xf bank_mask:0xf bound_ctrl:1", 12, 12),
         ("v_add_nc_u32_e32 v49, 0xfffffc00, v176", 8, 8),
         ("v_wmma_f32_16x16x16_f16 v[9:16], v[17:24], v[181:188], v[1:8]", 8, 8),
         ("s_wait_loadcnt 0x5", 4, 4),
@@ -105,6 +106,13 @@ def test_other_sixteen_lanes_in_any_order() -> None:
 def test_what_goes_to_null_is_lost() -> None:
     wave = executed("v_add_co_u32 v1, null, v0, v0", v0=0xFFFFFFFF)
     assert (wave.v[1, 0], wave.s[NULL]) == (0xFFFFFFFE, 0)
+
+
+def test_carries_of_moved_lanes() -> None:
+    line = "v_add_co_u32_e64_dpp v2, s2, v3, v3 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    wave = executed("v_mbcnt_lo_u32_b32 v4, -1, 0", "v_lshlrev_b32_e32 v3, 31, v4", line)
+    assert wave.v[2].tolist()[:32] == [1 << 31] * 32
+    assert wave.s[2] == 0
 
 
 @pytest.mark.parametrize(

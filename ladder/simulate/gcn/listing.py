@@ -27,7 +27,7 @@ NAMED |= {f"ttmp{i}": (TEMPORARY + i, 1) for i in range(16)}
 REGISTER = re.compile(r"([vas])(?:(\d+)(\.[lh])?|\[(\d+):(\d+)\])")
 MODIFIER = re.compile(r"\b([a-z]\w*):(\[[^\]]*\]|\S+)")
 FLAGS = {"off", "glc", "slc", "sc0", "sc1", "nt", "clamp", "row_mirror", "row_half_mirror", "gds", "lds"}
-SUFFIXES = ("_e32", "_e64", "_dpp", "_sdwa")
+SUFFIXES = ("_e32", "_e64_dpp", "_e64", "_dpp", "_sdwa")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Instruction:
 
     text: As it was written.
     op: Mnemonic without the suffix of its encoding.
-    form: The suffix: ``"e32"``, ``"e64"``, ``"dpp"``, ``"sdwa"`` or nothing.
+    form: The suffix: ``"e32"``, ``"e64"``, ``"dpp"``, ``"e64_dpp"``, ``"sdwa"`` or nothing.
     operands, modifiers: What follows; a flag's value is empty.
     """
 

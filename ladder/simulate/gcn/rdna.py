@@ -287,6 +287,8 @@ def encoded_bytes(i: Instruction, split: bool) -> int:
         return 8
     if i.op.startswith(("global_", "scratch_")):
         return 12 if split else 8
+    if i.form == "e64_dpp":
+        return 12
     constant = 4 * any(map(takes_bytes, i.operands))
     if i.op.startswith("s_") or i.form == "e32" or SHORT.fullmatch(i.op):
         return 4 + constant

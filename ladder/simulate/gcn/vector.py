@@ -255,7 +255,7 @@ def sources(i: Instruction, operands: tuple[Operand, ...], kinds: list[str]) -> 
     """Return what reads the sources of an instruction, with SDWA's selections and DPP's moves."""
     if "op_sel" in i.modifiers or "mul" in i.modifiers or "div" in i.modifiers or "clamp" in i.modifiers:
         raise GcnError(f"the emulator does not know a modifier of {i.text}")
-    moved = moved_lanes(i) if i.form == "dpp" else None
+    moved = moved_lanes(i) if i.form.endswith("dpp") else None
     return [
         source(operand, kind, i.modifiers.get(f"src{at}_sel", "DWORD"), moved if at == 0 else None)
         for at, (operand, kind) in enumerate(zip(operands, kinds, strict=True))
