@@ -109,10 +109,19 @@ def test_what_goes_to_null_is_lost() -> None:
 
 
 def test_carries_of_moved_lanes() -> None:
-    line = "v_add_co_u32_e64_dpp v2, s2, v3, v3 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf bound_ctrl:1"
-    wave = executed("v_mbcnt_lo_u32_b32 v4, -1, 0", "v_lshlrev_b32_e32 v3, 31, v4", line)
-    assert wave.v[2].tolist()[:32] == [1 << 31] * 32
+    """Each lane's number and its mirror's in the row's half."""
+    wave = Wave(None, 0, 32)
+    numbers = np.arange(wave.v[3].size, dtype=np.uint32) % 8 << 29
+    wave.v[3] = numbers
+    line = "v_add_co_u32_e64_dpp v2, s2, v3, v3 row_half_mirror row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    for step in Program(Listing("kernel", [rdna.as_gfx9(parse_instruction(line))])).steps:
+        step(wave)
+    assert wave.v[2][:8].tolist() == [7 << 29] * 8
     assert wave.s[2] == 0
+    wave.v[3] = numbers[::-1] | 1 << 31
+    for step in Program(Listing("kernel", [rdna.as_gfx9(parse_instruction(line))])).steps:
+        step(wave)
+    assert wave.s[2] == 0xFFFFFFFF
 
 
 @pytest.mark.parametrize(
