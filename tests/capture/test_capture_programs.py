@@ -63,7 +63,7 @@ def test_most_programs_are_captured():
     missed = [name for name in names if outcomes[name] != "eager" and captures[name].calls["eager"]]
     assert missed == []
     eager = sorted(name for name, outcome in outcomes.items() if outcome not in ("whole", "split"))
-    assert len(names) == 72
+    assert len(names) == 74
     assert eager == ["frame_and_inspect"]
     assert sum(outcome == "whole" for outcome in outcomes.values()) >= 45
 
