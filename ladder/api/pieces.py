@@ -57,11 +57,16 @@ def can_be_cut(module: torch.fx.GraphModule) -> bool:
     """Tell whether a graph may run piece by piece; a piece may not."""
     if module.meta.get("piece"):
         return False
-    nodes = [node for node in module.graph.nodes if not _changes_nothing(node)]
-    names = [getattr(node.target, "__name__", "") for node in nodes]
-    calls = [node for node in nodes if node.op.startswith("call") and not _takes_part(node)]
+    calls = _calls(module)
+    names = [getattr(node.target, "__name__", "") for node in calls]
     state = any(word in name for name in names for word in STATEFUL)
-    return len(calls) > 1 and not state and all(node.op in PLAIN for node in module.graph.nodes)
+    several = sum(not _takes_part(node) for node in calls) > 1
+    return several and not state and all(node.op in PLAIN for node in module.graph.nodes)
+
+
+def _calls(module: torch.fx.GraphModule) -> list[Node]:
+    """Return the nodes that are to be run."""
+    return [n for n in module.graph.nodes if n.op.startswith("call") and not _changes_nothing(n)]
 
 
 def _changes_nothing(node: Node) -> bool:
@@ -86,8 +91,7 @@ class Pieces:
     def __init__(self, module: torch.fx.GraphModule, make: Make, tell: Callable[[str], None]) -> None:
         self.make, self.tell = make, tell
         self.places = [node for node in module.graph.nodes if node.op == "placeholder"]
-        calls = [n for n in module.graph.nodes if n.op.startswith("call") and not _changes_nothing(n)]
-        self.nodes = _with_parts_behind(calls)
+        self.nodes = _with_parts_behind(_calls(module))
         self.results = module.graph.output_node().args[0]
         self.live = self._live()
         self.steps: dict[Any, Piece] = {}

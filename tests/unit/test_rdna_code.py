@@ -60,8 +60,8 @@ def test_encoded_sizes(line: str, bytes3: int, bytes4: int) -> None:
     assert (rdna.encoded_bytes(i, False), rdna.encoded_bytes(i, True)) == (bytes3, bytes4)
 
 
-def executed(*lines: str, **registers: int) -> Wave:
-    """Return a wave of 32 lanes after instructions, given the same number in all lanes of some registers."""
+def executed(*lines: str, **registers: int | np.ndarray) -> Wave:
+    """Return a wave of 32 lanes after instructions, given one number, or each lane's, of some registers."""
     wave = Wave(None, 0, 32)
     for name, value in registers.items():
         wave.v[int(name[1:])] = value
@@ -110,18 +110,12 @@ def test_what_goes_to_null_is_lost() -> None:
 
 def test_carries_of_moved_lanes() -> None:
     """Each lane's number and its mirror's in the row's half."""
-    wave = Wave(None, 0, 32)
-    numbers = np.arange(wave.v[3].size, dtype=np.uint32) % 8 << 29
-    wave.v[3] = numbers
+    numbers = np.arange(64, dtype=np.uint32) % 8 << 29
     line = "v_add_co_u32_e64_dpp v2, s2, v3, v3 row_half_mirror row_mask:0xf bank_mask:0xf bound_ctrl:1"
-    for step in Program(Listing("kernel", [rdna.as_gfx9(parse_instruction(line))])).steps:
-        step(wave)
+    wave = executed(line, v3=numbers)
     assert wave.v[2][:8].tolist() == [7 << 29] * 8
     assert wave.s[2] == 0
-    wave.v[3] = numbers[::-1] | 1 << 31
-    for step in Program(Listing("kernel", [rdna.as_gfx9(parse_instruction(line))])).steps:
-        step(wave)
-    assert wave.s[2] == 0xFFFFFFFF
+    assert executed(line, v3=numbers[::-1] | 1 << 31).s[2] == 0xFFFFFFFF
 
 
 @pytest.mark.parametrize(
