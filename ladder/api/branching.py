@@ -55,7 +55,7 @@ class Branching:
         ]
         given = [values[node] for node in _nodes(operands)]
         self.sides = [
-            None if name is None else make(_submodule(module, name), given)
+            None if name is None else _side(_submodule(module, name), given, make)
             for name in (when_true, when_false)
         ]
 
@@ -79,6 +79,12 @@ class _Parts:
         if self.is_open:
             part.meta["open"] = opened
         return self.make(part, examples)
+
+
+def _side(module: torch.fx.GraphModule, examples: list[Any], make: Make) -> Callable[..., Any]:
+    """Return what runs a side; one that computes nothing gives what it is given."""
+    nothing = all(node.op in ("placeholder", "output") for node in module.graph.nodes)
+    return module.forward if nothing else make(module, examples)
 
 
 def _nothing(*_: Any) -> tuple[Any, ...]:

@@ -472,11 +472,11 @@ class Store:
     @property
     def outcome(self) -> str:
         """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (nothing recorded yet)."""
-        entries = [record for point in self.entries.values() for record in point.records]
-        if not entries:
-            return (
-                "eager" if self.given_up or any(point.failures for point in self.entries.values()) else "new"
-            )
+        entries = self.entries.values()
+        if not any(point.records for point in entries):
+            if self.given_up or any(point.failures for point in entries):
+                return "eager"
+            return "split" if self.records else "new"
         return "split" if any(record.split for record in self.records) else "whole"
 
     def where_it_ran(self) -> list[str]:

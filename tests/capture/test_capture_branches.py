@@ -301,6 +301,15 @@ def test_plans_of_both_sides():
     assert len(compiled.graphs) == 1
 
 
+@pytest.mark.parametrize("program", [seldom, nested])
+def test_a_side_that_computes_nothing_is_no_refused_graph(program):
+    fast = ladder.compile(program)
+    for x in (torch.ones(3), torch.tensor([3.0, torch.inf, 1.0]), -torch.ones(3) / 4, -torch.ones(3)) * 4:
+        expected, found = program(x, []), fast(x, [])
+        assert str(found) == str(expected)
+    assert fast.refused == []
+
+
 def checks_in_a_row(x):
     """Like validation of arguments: checks in a row that raise."""
     for _ in range(6):
