@@ -152,5 +152,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names."""
     return sorted({*globals(), *__all__})

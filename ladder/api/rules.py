@@ -74,7 +74,6 @@ class Report:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Return a table for people."""
         before, after = (sum(getattr(row, side) for row in self.rows) for side in ("before", "after"))
         lines = [
             f"{len(self.quantized)} of {len(self.rows)} layers quantized,"

@@ -412,7 +412,6 @@ class Store:
         self.warned = True
 
     def point(self, layouts: tuple[Layout, ...], after: str, names: list[str]) -> ResumePoint:
-        """Return the point of frames with `layouts`."""
         key = (layouts, after)
         if key not in self.sites:
             self.sites[key] = ResumePoint(self, layouts, after, names)

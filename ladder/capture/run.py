@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +18,35 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.segments import Followed, begin_segment
 from ladder.capture.operations.calls import MAX_DEPTH, call, call_function
 from ladder.capture.python.frames import NULL, closes
-from ladder.capture.python.stack import Room
 from ladder.capture.python.tracebacks import trimmed
 from ladder.capture.records import ResumePoint, Store
 from ladder.capture.values.tensors import modes_are_active
+from ladder.forks import renewed
+
+
+class Room:
+    """A context in which `frames` more frames fit on the stack, for as many threads as are within."""
+
+    def __init__(self, frames: int) -> None:
+        self.frames = frames
+        self._lock = renewed(threading.Lock())
+        self._within = 0
+        self._limit = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._within:
+                self._limit = sys.getrecursionlimit()
+                sys.setrecursionlimit(self._limit + self.frames)
+            self._within += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._within -= 1
+            ours = sys.getrecursionlimit() == self._limit + self.frames  # else the program has set it
+            if ours and not self._within:
+                sys.setrecursionlimit(self._limit)
+
 
 ROOM = Room(16 * MAX_DEPTH)
 """What the deepest interpreted calls take: about 16 frames each."""

@@ -65,12 +65,10 @@ class SimulatedCheck:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON-able object."""
         changed = {"relative_error": finite(self.relative_error), "findings": list(self.findings)}
         return {**vars(self), **changed}
 
     def as_text(self) -> str:
-        """Return one line for people."""
         found = "; ".join(self.findings[:SHOWN]) or "no findings"
         more = len(self.findings) - SHOWN
         return (
@@ -93,12 +91,10 @@ class TokenCheck:
     findings: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON-able object."""
         checked = {"relative_error": finite(self.relative_error), "findings": list(self.findings)}
         return {**checked, **self.evidence.as_json()}
 
     def as_text(self) -> str:
-        """Return one line for people."""
         code = self.evidence.as_text()["code"].partition("; ")[2]
         return f"{code}; simulated: {'; '.join(self.findings[:SHOWN]) or 'no findings'}"
 

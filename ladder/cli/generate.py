@@ -79,7 +79,6 @@ class Clock:
         self.prompted = False
 
     def say(self, text: str, stream_end: bool = False) -> None:
-        """Take a piece of text."""
         self.pieces.append(text)
         self.write(text)
 
@@ -91,7 +90,6 @@ class Clock:
         self.streamer.put(value.cpu())
 
     def end(self) -> None:
-        """Write what is left."""
         self.streamer.end()
 
 

@@ -107,7 +107,6 @@ class Checkpoint(Mapping[str, "Loaded"]):
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """Count the tensors."""
         return len(self.layers) + len(self.plain)
 
     def __iter__(self) -> Iterator[str]:
@@ -143,7 +142,6 @@ class Checkpoint(Mapping[str, "Loaded"]):
         return Entry(name, form.name, shape, sum(part.nbytes for part in layer.parts.values()))
 
     def entries(self) -> Iterator[Entry]:
-        """Describe all tensors."""
         return (self.entry(name) for name in self)
 
     @property
@@ -239,7 +237,6 @@ def _file_of(folder: Path) -> Path:
 
 
 def _arrays(path: Path) -> Arrays:
-    """Return the arrays of a file."""
     if path.suffix == ".json":
         return read_shards(path)
     if path.suffix == ".safetensors":

@@ -187,7 +187,6 @@ class Arrays(Mapping[str, Stored]):
         return iter(self.stored)
 
     def __len__(self) -> int:
-        """Count the arrays."""
         return len(self.stored)
 
 

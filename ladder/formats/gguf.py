@@ -50,13 +50,11 @@ class Cursor:
     at: int = 0
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes."""
         found = self.file.bytes(self.at, count)
         self.at += count
         return found
 
     def number(self, letter: str) -> Any:
-        """Return the next number."""
         return struct.unpack(f"<{letter}", self.take(struct.calcsize(f"<{letter}")))[0]
 
     def text(self, most: int) -> str:
@@ -69,7 +67,6 @@ class Cursor:
             raise CheckpointError(f"{self.file.path}: a name at {self.at} is no UTF-8") from error
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """Return the next metadata value."""
         if kind == STRING:
             return self.take(self._length(1)).decode("utf-8", "replace")
         if kind == ARRAY:

@@ -52,11 +52,9 @@ class Layer:
         return suffix in self.parts
 
     def tensor(self, suffix: str) -> torch.Tensor:
-        """Return a part."""
         return self[suffix].tensor()
 
     def __getitem__(self, suffix: str) -> Stored | TensorInMemory:
-        """Return a part's description."""
         found = self.parts.get(suffix)
         if found is None:
             raise CheckpointError(f"{self.name}: its part {suffix!r} is missing")

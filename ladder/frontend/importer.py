@@ -152,7 +152,6 @@ class Importer:
         return value if self.shape(value) == target else self.g.add("reshape", value, shape=target)
 
     def permute(self, value: str, order: Sequence[int]) -> str:
-        """Return the value with its axes permuted."""
         rank = len(self.shape(value))
         permutation = tuple(axis % rank for axis in order)
         if permutation == tuple(range(rank)):
@@ -160,7 +159,6 @@ class Importer:
         return self.g.add("transpose", value, permutation=permutation)
 
     def expand(self, value: str, shape: Sequence[Extent]) -> str:
-        """Return the value stretched to a shape."""
         target = tuple(canonical(extent) for extent in shape)
         return value if self.shape(value) == target else self.g.add("broadcast", value, shape=target)
 

@@ -94,7 +94,6 @@ class Call:
         return value.ttype if isinstance(value, Known) else self.im.ttype(value)
 
     def shape(self, at: int) -> tuple[Extent, ...]:
-        """Return the shape of an operand."""
         value = self.inputs[at]
         if value is None:
             raise self.refuse(f"operand {at} is missing")

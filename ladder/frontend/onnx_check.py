@@ -216,7 +216,6 @@ def external_bytes(tensor: Any, folder: str, title: str) -> bytes:
 
 
 def _line(error: Exception) -> str:
-    """Return an error's text in one line."""
     return " ".join(str(error).split())[:500]
 
 

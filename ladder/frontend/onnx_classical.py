@@ -47,7 +47,6 @@ class Expansion:
 
     @property
     def x(self) -> str:
-        """The first operand."""
         return self.names[0]
 
     def add(self, operator: str, *operands: str | np.ndarray, **attributes: Any) -> str:

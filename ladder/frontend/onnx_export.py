@@ -121,7 +121,6 @@ class _Writer:
         return _info(name, self.program.graph.tile(found[0]))
 
     def output(self, name: str, at: int) -> Any:
-        """Name a result."""
         result = self.program.results[at]
         if isinstance(result, int):
             value = self.program.graph.outputs[result]

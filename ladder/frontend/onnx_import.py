@@ -125,7 +125,6 @@ class Walk:
 
     @property
     def piece(self) -> Piece:
-        """The plan in the making."""
         return self.flow.piece
 
     @property

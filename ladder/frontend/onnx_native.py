@@ -91,7 +91,6 @@ def _stored(
 def _weight(
     piece: Piece, node: Any, given: Mapping[str, Any], inputs: Sequence[Any], tiles: tuple[Tile, ...]
 ) -> tuple[str, ...]:
-    """Return a quantized weight."""
     names = [name.decode() for name in given["arrays"]]
     arrays = {name: value.array for name, value in zip(names, inputs, strict=True)}
     value = QuantizedTensor.from_dict({"arrays": arrays, "metadata": json.loads(given["metadata"])})

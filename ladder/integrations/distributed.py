@@ -51,7 +51,6 @@ class Between:
         self.steps = steps(source, wanted)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the tensor as wanted."""
         if isinstance(x, DTensor):
             x = x.redistribute(placements=[self.source]).to_local()
         for step in self.steps:

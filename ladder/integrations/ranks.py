@@ -55,7 +55,6 @@ class Together:
         self._watcher = threading.Thread(target=self._watch, name="ladder-ranks", daemon=True)
 
     def __enter__(self) -> Together:
-        """Begin to watch."""
         if threading.current_thread() is threading.main_thread():
             self._replaced = signal.signal(INTERRUPT, signal.default_int_handler) or signal.SIG_DFL
         self._watcher.start()

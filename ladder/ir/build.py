@@ -162,12 +162,10 @@ class GraphBuilder:
         return self._tiles[value]
 
     def node(self, value: str) -> Node:
-        """Return the node that computes a value."""
         self.tile(value)
         return self._nodes[value.partition(".")[0]]
 
     def finish(self, *outputs: str) -> Graph:
-        """Return the graph."""
         for output in outputs:
             self.tile(output)
         return Graph(self.name, self.level, tuple(self._nodes.values()), outputs, self.grid, self.loops)

@@ -166,7 +166,6 @@ def _divided(name: str, extent: Extent, divisor: Extent) -> Extent:
 
 
 def _applied(name: str, left: _Polynomial, right: _Polynomial) -> _Polynomial:
-    """Apply one of `FUNCTIONS`."""
     return (_extreme if name in _EXTREMES else _quotient)(name, left, right)
 
 

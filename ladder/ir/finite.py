@@ -193,15 +193,12 @@ class Field:
         )
 
     def add(self, a: Residues, b: Residues) -> Residues:
-        """Return ``a + b``."""
         return self.both(modular.add, a, b)
 
     def subtract(self, a: Residues, b: Residues) -> Residues:
-        """Return ``a - b``."""
         return self.both(modular.subtract, a, b)
 
     def multiply(self, a: Residues, b: Residues) -> Residues:
-        """Return ``a * b``."""
         return self.both(modular.multiply, a, b)
 
     def divide(self, a: Residues, b: Residues) -> Residues:
@@ -209,7 +206,6 @@ class Field:
         return self.both(modular.divide, a, b)
 
     def negate(self, a: Residues) -> Residues:
-        """Return ``-a``."""
         return self.both(modular.negate, a)
 
     def root(self, a: Residues) -> Residues:
@@ -243,7 +239,6 @@ class Field:
         return Residues(modular.power(self.p, self.array(self.omega), a.q), None)
 
     def total(self, a: Residues, axis: int, keep: bool) -> Residues:
-        """Sum along an axis."""
         return self.both(lambda modulus, array: modular.sum_along(modulus, array, axis, keep), a)
 
     def maximum(self, a: Residues, axis: int, keep: bool) -> Residues:
@@ -287,7 +282,6 @@ class Residues:
 
     @property
     def parts(self) -> tuple[Array, ...]:
-        """The arrays that there are."""
         return (self.p,) if self.q is None else (self.p, self.q)
 
     @property

@@ -319,7 +319,6 @@ class _Folding:
 
     # results --------------------------------------------------------------------------------------
     def put(self, form: _Form) -> str:
-        """Put a form into the graph."""
         make = self.contracted if form.core.operator == "contract" else self.summed
         value = make(form)
         if form.shift:

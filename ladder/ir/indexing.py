@@ -46,14 +46,12 @@ class Affine:
         return tuple(name for name, _ in self.terms)
 
     def plus(self, other: Affine, sign: int = 1) -> Affine:
-        """Return ``self + sign * other``."""
         terms = dict(self.terms)
         for name, factor in other.terms:
             terms[name] = terms.get(name, 0) + sign * factor
         return Affine.of(terms, self.offset + sign * other.offset)
 
     def times(self, factor: int) -> Affine:
-        """Return ``factor * self``."""
         return Affine.of({name: factor * f for name, f in self.terms}, factor * self.offset)
 
     def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:

@@ -83,7 +83,6 @@ def _size(values: Values, attributes: Attributes) -> Any:
 
 
 def _no_shape(tiles: Tiles, attributes: Attributes) -> Shape:
-    """Return the shape of a number."""
     return ()
 
 

@@ -131,11 +131,9 @@ class Variable:
 
     @property
     def value(self) -> Expr:
-        """The current value."""
         return self.cell[0]
 
     def set(self, value: Expr) -> None:
-        """Assign a new value."""
         store(self.cell, value, 0)
 
 

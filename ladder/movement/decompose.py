@@ -28,7 +28,6 @@ class Formula:
     """A value whose type the numbers have."""
 
     def number(self, value: float) -> str:
-        """Return a number."""
         return self.graph.add("constant", value=value, type=self.graph.tile(self.like).ttype.name)
 
     def __call__(self, operator: str, *operands: str | float) -> str:

@@ -47,7 +47,6 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """How many it has."""
         count = 1
         for extent in self.shape:
             count *= extent

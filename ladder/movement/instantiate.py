@@ -35,7 +35,6 @@ class _Templates:
         self.steps: list[Step] = []
 
     def graph(self) -> MovementGraph:
-        """Return the whole."""
         for node in self.source.nodes:
             self.place(node)
         inputs = tuple(node.name for node in self.source.inputs)
@@ -43,7 +42,6 @@ class _Templates:
         return MovementGraph(self.source.name, self.mapping, self.tensors, tuple(self.steps), inputs, outputs)
 
     def place(self, node: Node) -> None:
-        """Emit a node."""
         row = get_operator(node.operator)
         if row.role == "input":
             self.declare(node.name, node.tile.ttype.name, node.tile.known_shape, "device")

@@ -239,7 +239,6 @@ class Chains:
         return False
 
     def part(self, number: int) -> Subgraph:
-        """Return a chain as a part."""
         region, outputs = self.region(self.members[number])
         full = {node.name for node in region.nodes if node.operator != "input"}
         inputs = outside_inputs(self.graph, full)

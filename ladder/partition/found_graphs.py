@@ -207,7 +207,6 @@ class _Regions:
                 self.readers.setdefault(value, []).append(at)
 
     def offers(self, find: Find) -> Iterator[_Offer]:
-        """Yield what was found for each region."""
         seen: set[frozenset[int]] = set()
         for at, part in enumerate(self.parts):
             if part.kind not in PRODUCTS:

@@ -92,7 +92,6 @@ class _Translation:
         self.weights: dict[Input, Traced] = {}
 
     def program(self) -> RegionProgram:
-        """Return it."""
         result = self.value(self.output)
         program = self.tracer.program("region", self.tracer.value(result), self.dtype)
         form = canonical(replace(program, packed=self.packed))

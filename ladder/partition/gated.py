@@ -99,7 +99,6 @@ class _Match:
         self.width = graph.tile(product).shape[-1]
 
     def gate(self, result: str) -> _Gate | None:
-        """Return the gate that makes a result."""
         node, rounded = self.behind(result)
         if node.operator != "mul" or len(node.inputs) != 2 or not self.is_whole(result):
             return None

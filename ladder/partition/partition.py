@@ -13,10 +13,8 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
 from ladder.partition.chains import LONGEST, Chains, absorb_copies, without_kernel
 from ladder.partition.convolutions import Choose, best_candidate
-from ladder.partition.elements import elements_part
-from ladder.partition.fourier import fourier_part
+from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
 from ladder.partition.products import Products
-from ladder.partition.recurrent import recurrent_part
 from ladder.partition.rows import REDUCTIONS
 from ladder.partition.scatter import in_place, with_scatters
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of

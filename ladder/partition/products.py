@@ -1,22 +1,23 @@
-"""Matrix products with their epilogues: quantized ones as `as_gemm` matches them, others with a bias."""
+"""Matrix products with their epilogues: as `as_gemm` matches them, with a bias, or of few rows on CPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ladder.ir.extents import Shape, product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.ir.row_product import RowProduct, as_row_product
 from ladder.partition.convolutions import Choose, best_candidate, convolution_part
-from ladder.partition.row_products import rows_part
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from ladder.partition.views import is_inlined
 from ladder.rewrite.convolution_match import as_window_gemm
 from ladder.rewrite.gemm_match import as_gemm
+from schedules.row_panels import LEAST_ROWS, Registers, are_few, registers_of, takes_winograd
 from targets import TileDevice
-from tile_types.errors import LadderError
+from tile_types.errors import LadderError, ShapeError
 
 LONGEST_EPILOGUE = 16
 """Nodes that are tried after a product."""
@@ -59,7 +60,6 @@ class Products:
         return found
 
     def part(self, node: Node) -> Subgraph:
-        """Return the part of a product."""
         if self.is_quantized(node):
             return self.quantized(node)
         return self.convolution(node) if node.operator == "contract" else self.plain(node)
@@ -287,3 +287,42 @@ def source_of(graph: Graph, value: str) -> str:
     """Return the input from which a value is converted."""
     node = graph.producer(value)
     return node.name if node.operator == "input" else source_of(graph, node.inputs[0])
+
+
+MOST = 12_000_000
+"""Elements of a matrix of which a second copy is kept, in the order in which kernels read it."""
+
+
+def rows_part(graph: Graph, regions: Iterable[Subgraph], device: TileDevice | None) -> Subgraph | None:
+    """Return the largest of the regions that a kernel of ours computes; None if it computes none.
+
+    graph: The model.
+    regions: A product, then with more and more of what follows it: of kind ``product``.
+    device: What runs it.
+    """
+    registers = registers_of(device)
+    if registers is None:
+        return None
+    found: Subgraph | None = None
+    for region in regions:
+        form = _form(region, registers)
+        if form is None and found is None:
+            break
+        if form is None:
+            continue
+        if graph.producer(region.outside[form.matrix]).operator != "input":
+            return None
+        found = Subgraph("rows", region.graph, region.inputs, region.outputs)
+    return found
+
+
+def _form(region: Subgraph, registers: Registers) -> RowProduct | None:
+    try:
+        form = as_row_product(region.graph)
+    except ShapeError:
+        return None
+    once = isinstance(form.rows, int) and form.rows <= LEAST_ROWS  # a panel is then read about once
+    fits = (once or form.depth <= registers.deepest) and form.depth * form.columns <= MOST
+    if form.windows is not None and not takes_winograd(form, registers):
+        fits = fits and are_few(form.rows, form.depth * form.columns, registers)
+    return form if fits else None

@@ -27,7 +27,6 @@ class _WindowRecogniser(Recogniser):
     """Peels a normalised graph from its output to the convolution."""
 
     def gemm(self) -> Gemm:
-        """Return the problem."""
         result = self.graph.tile(self.graph.outputs[0])
         epilogue, value = self.epilogue(self.below_converts(self.graph.outputs[0]))
         added, value = self.added(value)

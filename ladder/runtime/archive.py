@@ -158,7 +158,6 @@ class _Reader:
         self.size = os.fstat(stream.fileno()).st_size
 
     def broken(self, name: str, what: str) -> ArtifactError:
-        """Return the error for a member."""
         return ArtifactError(f"{self.path}: {name} {what}; {ADVICE}")
 
     def read(self) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -180,7 +179,6 @@ class _Reader:
         return manifest, found
 
     def _first(self) -> bytes:
-        """Return the manifest's bytes."""
         length = len(_Entry(MANIFEST, 0, 0, 0).local)
         head = self.stream.read(length)
         if len(head) < length or not head.startswith(b"PK\x03\x04") or head[30:43] != MANIFEST.encode():

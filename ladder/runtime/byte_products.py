@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
-from ladder.partition.recurrent import DOT_PRODUCTS
+from ladder.partition.native_parts import DOT_PRODUCTS
 from ladder.runtime import native
 from ladder.runtime.native import can_build
 

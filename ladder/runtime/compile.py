@@ -74,7 +74,6 @@ class Request:
 
     @property
     def target(self) -> TileDevice:
-        """The device's data."""
         from targets import get_device
 
         return get_device(self.device or "cpu")

@@ -80,7 +80,6 @@ class Lowering:
 
     @property
     def blocks(self) -> tuple[Node, ...]:
-        """The nodes that are kernels."""
         return tuple(node for node in self.graph.nodes if node.operator == "block")
 
     @property

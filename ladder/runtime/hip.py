@@ -177,18 +177,15 @@ class Blob:
         self.data, self.at = data, 0
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes."""
         self.at += count
         if self.at > len(self.data):
             raise ArtifactError("a kernel library's AMD module ends early; build it again")
         return self.data[self.at - count : self.at]
 
     def number(self) -> int:
-        """Return the next number."""
         return int(struct.unpack("<Q", self.take(8))[0])
 
     def text(self) -> str:
-        """Return the next string."""
         return self.take(self.number()).decode()
 
     def function(self) -> Function:

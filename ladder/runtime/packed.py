@@ -136,7 +136,6 @@ class PackedWeight:
         return json.dumps({**fields, "packing": PACKING, "bits": self.order, **values})
 
     def to_bytes(self) -> bytes:
-        """Serialise as safetensors."""
         from safetensors.torch import save
 
         arrays = {name: array.detach().cpu().contiguous() for name, array in self.arrays.items()}

@@ -64,7 +64,6 @@ class Trial:
     slowest: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a report shows."""
         return {
             "schedules": [str(plan) for plan in self.lowering.schedules], "tiles": dict(self.factors),
             "predicted": self.predicted, "measured": self.measured, "error": self.error,

@@ -52,7 +52,6 @@ class GroupBarrier:
         self.arrived[done] = 0
 
     def ready(self, c: Threads) -> Array:
-        """Return whose group has passed."""
         ready: Array = self.passed[c.warps // self.warps] >= self.target[c.warps]
         return ready
 
@@ -63,7 +62,6 @@ class GroupBarrier:
         clocks.sync_lanes(c.warps)
 
     def describe(self, c: Threads) -> str:
-        """Return how many are missing."""
         group = c.warps // self.warps
         stuck = group[self.passed[group] < self.target[c.warps]]
         return f"{self.name}: {self.arrived[stuck[0]]} of {self.warps} warps came"
@@ -243,11 +241,9 @@ class Mbarriers:
         self.visits: set[tuple[int, int, int, int]] = set()
 
     def report(self, message: str, statement: int, kind: str = "barrier") -> None:
-        """Report a misuse."""
         _report(self.memory.log, message, statement, kind)
 
     def create(self, block: int, address: int, count: int, statement: int) -> Mbarrier | None:
-        """Initialise an mbarrier."""
         address &= WITHIN
         agents = self.memory.agents
         if address % 8:

@@ -60,7 +60,6 @@ class Products:
     unfenced: set[int] = field(default_factory=set)
 
     def copy(self) -> Products:
-        """Return an independent copy."""
         return replace(
             self, sources=dict(self.sources), results=dict(self.results), unfenced=set(self.unfenced)
         )

@@ -39,7 +39,6 @@ class FusedResult:
         return tuple(finding for launch in self.launches for finding in launch.findings)
 
     def report(self) -> str:
-        """Return the findings as text."""
         return "\n".join(launch.report() for launch in self.launches)
 
     def relative_error(self, expected: Any) -> float:

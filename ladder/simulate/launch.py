@@ -256,7 +256,6 @@ class _LaunchRun:
             known.ideal += entry.ideal
 
     def _set_up(self, numbers: Array, c: Cohort) -> None:
-        """Give threads their numbers."""
         launch, slots = self.launch, c.slots
         block = numbers[c.block].astype(np.int32)
         rest = block

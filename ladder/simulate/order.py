@@ -85,7 +85,6 @@ class Clocks:
         self.fenced = np.zeros(warps, np.int32)
 
     def epoch(self, warps: Array) -> Array:
-        """Return the current epoch of warps."""
         return self.known[warps, self.own[warps]]
 
     def advance(self, warps: Array) -> None:

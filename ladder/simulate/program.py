@@ -196,7 +196,6 @@ class Node:
         raise NotImplementedError
 
     def emit(self, out: Program) -> None:
-        """Append instructions."""
         out.append(Run([self.step()]))
 
 

@@ -46,12 +46,10 @@ class Translator(Expressions):
     """Translates one PrimFunc for one launch; see `Expressions`."""
 
     def node(self) -> Node:
-        """Return the translated body."""
         return self.statement(self.function.body)
 
     # ---- statements ------------------------------------------------------------------------------
     def statement(self, s: Any) -> Node:
-        """Translate a statement."""
         kind = type(s).__name__
         if kind == "SeqStmt":
             nodes = [self.statement(part) for part in s.seq]

@@ -83,7 +83,6 @@ class Operation:
     attributes: tuple[tuple[str, Any], ...]
 
     def completed(self, sizes: Sizes) -> dict[str, Any]:
-        """Return the attributes as numbers."""
         return {
             name: 1.0 / sizes[str(value.dimension)] if isinstance(value, OverSize) else value
             for name, value in self.attributes
@@ -148,7 +147,6 @@ class Tracer:
     def add(
         self, operator: str, operands: Sequence[Traced], axes: Sequence[int], **attributes: Any
     ) -> Traced:
-        """Add a step."""
         for operand in operands:
             if operand.transposed:
                 raise ConversionError(

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 import ladder
-from ladder.api.by_sizes import BySizes
+from ladder.api.compiler import BySizes
 from ladder.capture.values.aliasing import aliasing_of
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model import build

@@ -41,7 +41,6 @@ class Guard:
         self.space, self.keep, self.table = {}, [], Table()
 
     def fresh_name(self) -> str:
-        """Return a new variable name."""
         self._count += 1
         return f"v{self._count}"
 

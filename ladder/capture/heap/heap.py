@@ -298,7 +298,6 @@ class Heap:
 
     # nodes ------------------------------------------------------------------------------------
     def add(self, node: Node) -> Node:
-        """Register `node`."""
         self.nodes[id(node.obj)] = node
         self.guard.keep.append(node.obj)
         if node.external:

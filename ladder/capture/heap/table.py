@@ -149,14 +149,12 @@ class Entry:
         self.path = path
 
     def found(self) -> Any:
-        """Return what is there now."""
         home, key = self.home, self.key
         if type(key) in FIELDS:
             return reader(key)(home)
         return dict.get(home, key, ABSENT) if isinstance(home, dict) else home.get(key, ABSENT)
 
     def holds(self) -> bool:
-        """Look whether it is so."""
         home, value = self.home, self.value
         if self.key is WHOLE:
             kind = kind_among(value)
@@ -292,7 +290,6 @@ class Table:
         """Ids of the objects that the record itself changes: their changes are not counted."""
 
     def add(self, home: Any, key: Any, value: Any, path: str) -> None:
-        """Add a fact."""
         self.facts.append(Entry(home, key, value, path))
 
     def finish(self, first: int, restless: Iterable[int] = ()) -> list[Entry]:

@@ -140,7 +140,6 @@ def _object_attr(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
 
 
 def _attribute(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
-    """Return what ``__getattribute__`` gives."""
     getter = vm.heap.class_attribute(kind, "__getattribute__")
     if is_a(getter, types.FunctionType):
         return vm.call_function(getter, (value, name), {})

@@ -130,7 +130,6 @@ def _by_tensor_type(vm: Interpreter, kind: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _new(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call ``Tensor.new``."""
     return _tensor_of(vm, args[0].dtype, args[0].device, args[1:], kwargs)
 
 

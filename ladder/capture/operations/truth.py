@@ -14,7 +14,7 @@ from ladder.capture.operations.objects import check_not_overridden
 from ladder.capture.operations.tensor_operators import assume, may_be_assumed
 from ladder.capture.python import natives
 from ladder.capture.python.frames import NULL
-from ladder.capture.python.ways import only_raises
+from ladder.capture.python.liveness import only_raises
 from ladder.capture.values.kinds import is_a, is_constant
 
 _CONTAINERS = (list, tuple, dict, set, frozenset)

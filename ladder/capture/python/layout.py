@@ -38,7 +38,6 @@ class Layout:
         return 1 + len(self.names) + self.depth + self.override + self.handled
 
     def restore(self, values: list[Any]) -> Frame:
-        """Make the frame again."""
         frame = Frame(values[0], dict(zip(self.names, values[1:], strict=False)))
         frame.index = self.index
         at = 1 + len(self.names)

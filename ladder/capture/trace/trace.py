@@ -92,7 +92,6 @@ class Trace:
 
     @property
     def changes_tensors(self) -> bool:
-        """Whether tensors from outside are changed."""
         return self.impure or bool(self.written) or bool(self.replaced)
 
     @property

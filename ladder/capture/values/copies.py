@@ -32,7 +32,6 @@ class Copies:
         self.written = self.same = False
 
     def clear(self) -> None:
-        """Forget all of them."""
         self.views, self.kept = {}, []
         self.written = self.same = False
 
@@ -43,7 +42,6 @@ class Copies:
         return id(tensor) in self.views
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Follow an input."""
         self._note(tensor, self._dense(tensor))
 
     def follow(

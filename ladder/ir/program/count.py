@@ -42,7 +42,6 @@ class _Place:
     loops: tuple[tuple[Loop, Fraction], ...] = ()
 
     def enter(self, loop: Loop) -> _Place:
-        """Return the place inside a loop."""
         before, pieces = self.pieces[loop.axis], -(-self.extents[loop.axis] // loop.step)
         inner = (loop, Fraction(pieces, before))
         return _Place(self.extents, {**self.pieces, loop.axis: pieces}, (*self.loops, inner))

@@ -207,7 +207,6 @@ class TileProgram:
         return print_program(self)
 
     def extent(self, axis: str) -> Extent:
-        """Return the extent of an axis."""
         return dict(self.axes)[axis]
 
     def pieces(self, loops: Sequence[Loop]) -> dict[str, Extent]:
@@ -224,7 +223,6 @@ class TileProgram:
         return found
 
     def has(self, name: str) -> bool:
-        """Whether there is a tile of that name."""
         return name in self._operands
 
     def operand(self, name: str) -> Operand:

@@ -82,7 +82,6 @@ LOWEST = -3.0e38
 
 
 def _later(x: Expr, y: Expr) -> Expr:
-    """Return what came last."""
     return y
 
 
@@ -147,7 +146,6 @@ class Accumulator(Value):
 
     # ---- in the loop --------------------------------------------------------------------------------
     def update(self) -> None:
-        """Take in a step."""
         if self.running is not None:
             self._rescale(self.running)
         if isinstance(self.source, Matmul) and self._exclusive():

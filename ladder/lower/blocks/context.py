@@ -57,7 +57,6 @@ class BlockContext:
 
     @property
     def program(self) -> BlockProgram:
-        """The block graph."""
         return self.geo.program
 
     @property
@@ -67,7 +66,6 @@ class BlockContext:
 
     @property
     def device(self) -> TileDevice:
-        """The GPU."""
         return self.geo.device
 
     @property

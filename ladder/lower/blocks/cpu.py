@@ -62,7 +62,6 @@ class PackedMatrix:
         return PackedMatrix(gemm, **arrays)
 
     def value(self, row: Expr, column: Expr) -> Expr:
-        """Return an element as float32."""
         layout = cpu_layout(self.gemm)
         group = column // layout.group if layout.group else 0
         whole = layout.group == layout.padded_group
@@ -130,7 +129,6 @@ class CpuBlock:
         self.buffers: dict[str, Any] = {}
 
     def emit(self) -> None:
-        """Emit the whole body."""
         self._allocate()
         self._run(BEFORE, None)
         if self.program.accumulators:
@@ -246,7 +244,6 @@ class CpuBlock:
         return lambda r, c: buffer[r * columns + c]
 
     def _fill(self, name: str, value: At) -> None:
-        """Emit ``buffer = value``."""
         rows, columns = self.program.shape(name)
         buffer = self.buffers[name]
         with b.loop(rows) as r, _columns(columns) as c:
@@ -356,7 +353,6 @@ def _columns(count: int) -> Iterator[Expr]:
 
 
 def _declared(node: Node, operand: str) -> Any:
-    """Declare an argument."""
     if node.tile.ttype.is_block:
         return PackedMatrix.declare(node, operand)
     return b.tensor(node.name, (_elements(node),), node.tile.ttype.name)

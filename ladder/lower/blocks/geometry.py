@@ -169,7 +169,6 @@ class BlockGeometry:
 
     @property
     def looped(self) -> bool:
-        """Whether the block graph has a loop."""
         return any(stage == LOOP for stage in self.program.stages.values())
 
     @cached_property

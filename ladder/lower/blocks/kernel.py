@@ -175,7 +175,6 @@ def emit(
 
 
 def _emit(geo: BlockGeometry, constants: frozenset[str]) -> None:
-    """Emit the whole body."""
     plan, overlap = geo.schedule, Overlap(geo.device)
     dialect = DIALECTS[geo.device.kind](geo.device, geo.shape, geo.program.operand)
     tensors = _declared(geo.program)

@@ -117,7 +117,6 @@ class Candidate:
 
     @property
     def options(self) -> tuple[TileLayout, ...]:
-        """Layouts to choose from."""
         panels = TileLayout.panels(self.rows, self.chunks) if self.swizzles else None
         padded = (TileLayout(self.rows, self.chunks, self.chunks + pad) for pad in PADS)
         return (*padded, *([panels] if panels else []))
@@ -127,7 +126,6 @@ class Candidate:
         return -(-self.rows // 8) * self.chunks * layout.passes * self.reads
 
     def bytes(self, layout: TileLayout) -> int:
-        """Return bytes of all copies."""
         return layout.bytes * self.copies
 
 

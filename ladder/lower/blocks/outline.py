@@ -37,7 +37,6 @@ class _Rewriter:
         self.names: dict[str, str] = {}
 
     def graph(self) -> Graph:
-        """Return it."""
         for node in self.old.nodes:
             if node.operator == "input":
                 self.names[node.name] = self.new.input(node.name, node.tile.ttype, node.tile.shape)
@@ -86,7 +85,6 @@ class _Rows:
         self.rank = len(self.result)
 
     def graph(self) -> Graph:
-        """Return the block graph."""
         for node in self.region:
             self._require(node)
         grid = {f"A{axis}g": extent for axis, extent in enumerate(self.result[:-1])}
@@ -126,7 +124,6 @@ class _Product:
             raise ScheduleError(f"{names}: a product is a kernel of its own without other operators")
 
     def graph(self) -> Graph:
-        """Return the block graph."""
         product, result = self.region[0], self.region[-1]
         transposed = bool(node_attributes(product)["transpose_b"])
         *batch, rows, columns = result.tile.known_shape

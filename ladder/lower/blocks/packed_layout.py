@@ -103,7 +103,6 @@ class PackedLayout:
 
     @property
     def bytes(self) -> int:
-        """Size."""
         return self.offsets["end"]
 
     def tile_byte(self, row: Expr, k: int) -> Expr:

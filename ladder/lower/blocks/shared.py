@@ -82,7 +82,6 @@ class TileLayout:
         return row % PANEL_ROWS if self.pitch == PANELS[0] else row // 2 % PANELS[1]
 
     def byte(self, row: Index, chunk: Index) -> Index:
-        """Return the first byte of a chunk."""
         if not self.swizzled:
             return (row * self.pitch + chunk) * CHUNK_BYTES
         panel, within = chunk // self.pitch, chunk % self.pitch
@@ -104,7 +103,6 @@ class TileLayout:
 
     @property
     def bytes(self) -> int:
-        """Size."""
         if self.swizzled:
             return self.chunks // self.pitch * self.panel_bytes
         return self.rows * self.pitch * CHUNK_BYTES

@@ -276,7 +276,6 @@ class CpuChain(CpuNest):
         )
 
     def emit_rows(self, count: Expr, extents: Sequence[Expr], serial: bool) -> None:
-        """Emit the loop over rows."""
         if self.beside and extents:
             self.emit_lines(extents, serial)
             return
@@ -316,7 +315,6 @@ class CpuChain(CpuNest):
         self.values.cells.clear()
 
     def emit_row(self, index: Index) -> None:
-        """Emit all results of a row."""
         self.values.rows.clear()
         for value in self.graph.outputs:
             if 0 not in self.graph.tile(value).shape:
@@ -324,7 +322,6 @@ class CpuChain(CpuNest):
             self.values.forget()
 
     def result(self, value: str, row: Index) -> None:
-        """Emit one result of a row."""
         if self.beside:
             Lanes(self, value, row).emit(self.beside)
             return

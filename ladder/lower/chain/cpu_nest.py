@@ -122,7 +122,6 @@ class CpuNest(Nest):
 
     @contextmanager
     def vector(self, lanes: int) -> Iterator[Expr]:
-        """Emit for the lanes of a vector."""
         with b.vector(lanes) as lane:
             self.within(lane, lanes)
             before, self.lane = self.lane, (lane, lanes)

@@ -88,7 +88,6 @@ class CpuTiles:
         self.serial = isinstance(count, int) and count < SERIAL
 
     def place(self, outer: Sequence[Expr], row: Expr, column: Expr) -> Index:
-        """Return an element's index."""
         return (*outer, *self.nest.unravelled(row, self.group), *self.nest.unravelled(column, self.behind))
 
     def along_rows(self) -> list[Turned]:

@@ -109,7 +109,6 @@ class Dialect(ABC):
         return reinterpreted("uint16", value) if str(value.ty.dtype) == dtype else None
 
     def rounded(self, value: Expr, dtype: str) -> Expr:
-        """Return a value as it is stored."""
         return value if str(value.ty.dtype) == dtype else T.Cast(dtype, value)
 
     def rounded_through(self, value: Expr, dtype: str, name: Callable[[Expr], Expr]) -> Expr:

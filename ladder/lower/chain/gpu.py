@@ -313,7 +313,6 @@ class SpatialSums:
         )
 
     def emit(self) -> None:
-        """Emit the whole kernel."""
         nest, warps = self.nest, self.threads // self.nest.dialect.wave
         chunks = -(-self.vectors // self.lanes)
         block, thread = nest.start(prod(self.outer) * chunks, self.threads, warps * self.lanes * self.width)
@@ -409,7 +408,6 @@ class GpuChain:
         self.nest = GpuNest(chain, dialect, mapping, cheap)
 
     def emit(self) -> None:
-        """Emit the whole kernel."""
         nest = self.nest
         if nest.mapping.tile[0]:
             emit_tiles(nest)

@@ -33,7 +33,6 @@ class Indices:
     assumptions: list[tuple[tuple[Expr, Expr], bool]] = field(default_factory=list, kw_only=True)
 
     def extent(self, extent: Extent) -> Expr:
-        """Return an extent as an expression."""
         if isinstance(extent, int):
             return extent
         return eval(extent, {"__builtins__": {}}, {**_EXTENTS, **self.sizes})  # canonical text of an extent
@@ -46,7 +45,6 @@ class Indices:
         return found.value if isinstance(found, tirx.IntImm) and str(found.ty.dtype) != "bool" else found
 
     def key(self, name: str, index: Index) -> tuple[str, Any]:
-        """Return what is equal for equal indices."""
         return name, tuple(i if isinstance(i, int) else tvm_ffi.structural_hash(i) for i in index)
 
     def is_below(self, position: Expr, boundary: Expr) -> bool | None:

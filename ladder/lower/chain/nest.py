@@ -137,7 +137,6 @@ class Nest(ABC):
         """Emit a reduction into a cell of `values`."""
 
     def extent(self, extent: Extent) -> Expr:
-        """Return an extent as an expression."""
         return self.values.extent(extent)
 
     def within(self, variable: Expr, extent: Expr) -> None:
@@ -163,7 +162,6 @@ class Nest(ABC):
         return [self.extent(extent) for extent in self.graph.tile(value).shape[self.rows :]]
 
     def row_extents(self) -> list[Expr]:
-        """Return the extents of the row axes."""
         return [self.extent(e) for e in self.graph.tile(self.graph.outputs[0]).shape[: self.rows]]
 
     def unravelled(self, flat: Expr, extents: Sequence[Expr]) -> Index:
@@ -222,7 +220,6 @@ class Nest(ABC):
         self.values.cells[self.values.key(node.name, place)] = total
 
     def stored(self, value: str, found: Expr) -> Expr:
-        """Return a value as it is stored."""
         dtype = stored_type(self.graph.tile(value).ttype.name)
         return found if str(found.ty.dtype) == dtype else T.Cast(dtype, found)
 

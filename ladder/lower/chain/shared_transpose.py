@@ -81,7 +81,6 @@ class SharedTranspose:
         """Of shared memory."""
 
     def place(self, outer: Sequence[Expr], row: Expr, column: Expr) -> Index:
-        """Return an element's index."""
         group = self.nest.unravelled(row, self.group)
         return (*outer[: self.axes[0]], *group, *outer[self.axes[0] :], column)
 
@@ -184,7 +183,6 @@ class SharedTranspose:
         b.store(self.nest.dialect.shared, value, at)
 
     def word(self, staged: Staged, row: Expr, group: Expr, chunk: Expr) -> Expr:
-        """Return the first word of a chunk."""
         spread = max(1, CHUNKS * self.span // self.tile_rows)
         places = tirx.bitwise_xor(
             tirx.floormod(group * spread, CHUNKS), tirx.floormod(row, 2) * (CHUNKS // 2)

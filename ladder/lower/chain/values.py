@@ -74,7 +74,6 @@ class Values(Indices):
         self.shared = {value for value in readers if readers.count(value) > 1}
 
     def at(self, value: str, index: Index) -> Expr:
-        """Return the element of a value."""
         index = tuple(self.simplified(i) for i in index)
         key = self.key(value, index)
         found = self.cells.get(key)

@@ -82,7 +82,6 @@ class WinogradNest(RowNest):
         self.width = self.vectors * self.lanes
 
     def emit(self) -> None:
-        """Emit blocks of tiles."""
         assert self.windows is not None  # that is what tiles are of
         rows = self.extent(self.graph.tile(self.product).shape[0])
         tiles = Tiles(self, self.windows)

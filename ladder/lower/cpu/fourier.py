@@ -62,7 +62,6 @@ class Complex:
         return self.parts[0][at], self.parts[1][at]
 
     def store(self, value: tuple[Expr, Expr], at: Expr) -> None:
-        """Emit an assignment."""
         for part, number in zip(self.parts, value, strict=True):
             b.store(part, number, at)
 

@@ -331,7 +331,6 @@ def emit(form: Attention, device: TileDevice, schedule: AttentionSchedule, name:
 
 
 def _emit_body(spec: Spec, overlap: Overlap) -> None:
-    """Emit the whole body."""
     inputs = declare_inputs(spec.form)
     cluster = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
     overlap.declare("blockIdx.x", "blockIdx.y", "blockIdx.z", *cluster, "threadIdx.x")

@@ -249,7 +249,6 @@ class Fragments:
 
     @classmethod
     def allocate(cls, spec: Spec) -> Fragments:
-        """Allocate the registers."""
         blocks = range(spec.geo.column_blocks)
         digits = [[b.local(4, "uint32") for _ in blocks] for _ in range(2)]
         return cls(digits, [b.local(4, "uint32") for _ in blocks])

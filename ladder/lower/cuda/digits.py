@@ -324,7 +324,6 @@ class Digits:
         self.overlap = Overlap(device)
 
     def emit(self) -> None:
-        """Emit the whole body."""
         spec, overlap, prologue = self.spec, self.overlap, self.prologue
         args = declare_arguments(spec.gemm, None if prologue is None else prologue.columns)
         shared = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)

@@ -138,7 +138,6 @@ class Gemv:
         self.overlap = Overlap(device)
 
     def emit(self) -> None:
-        """Emit the whole body."""
         spec, overlap, prologue = self.spec, self.overlap, self.prologue
         args = declare_arguments(spec.gemm, None if prologue is None else prologue.columns)
         shared = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)

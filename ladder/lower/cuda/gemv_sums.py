@@ -41,7 +41,6 @@ class Rows:
     first: Expr
 
     def __getitem__(self, row: Expr) -> Expr:
-        """Return the element of a row."""
         return self.part[row - self.first]
 
 

@@ -223,7 +223,6 @@ class StageCopies:
     x: ActivationSource
 
     def emit(self, stage: Expr, iteration: Expr) -> None:
-        """Emit the copies of the stage of iteration ``iteration``."""
         tile = b.bind(iteration * self.spec.geo.stage_tiles)
         self.x.copy(stage, tile)
         self._copy_words(stage, tile)
@@ -391,7 +390,6 @@ class Results:
     sums: Accumulators
 
     def store(self) -> None:
-        """Emit the stores."""
         for first in range(0, self.spec.geo.m_blocks, self.spec.geo.staged_blocks):
             b.block_sync()
             self._stage(first)

@@ -64,7 +64,6 @@ class TensorSums:
         self.held: tuple[int, int] | None = None
 
     def __call__(self, index: int) -> Expr:
-        """Return a finished sum."""
         geo = self.spec.geo
         m, within = divmod(index, geo.accumulators)
         part, register = divmod(within, geo.chunk // 2)

@@ -150,7 +150,6 @@ class Block:
     def _parts(
         self, args: Arguments, who: MathThread, table: SharedTable | None, registers: Registers
     ) -> Parts:
-        """Return the parts of a math loop."""
         spec, memory = self.spec, self.memory
         x = Descriptor(spec, memory.x)
         consumer = Consumer(spec, self.grid, memory, who.lane)

@@ -177,7 +177,6 @@ class Loop16:
                 self.parts.consumer.release()
 
     def _fetch_next(self, iterations: Expr, iteration: Expr, slab: int) -> None:
-        """Fetch the slab after ``slab``."""
         geo = self.parts.spec.geo
         if (slab + 1) % geo.slabs == 0:
             self.parts.consumer.enter_stage(iteration, iterations, slab + 1)

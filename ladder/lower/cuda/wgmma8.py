@@ -131,7 +131,6 @@ class Loop8:
 
     @property
     def spec(self) -> Spec:
-        """The kernel's spec."""
         return self.parts.spec
 
     def tile(self, piece: Piece) -> None:
@@ -364,5 +363,4 @@ class Loop8:
         return value if gain == 1.0 else value * T.float32(gain)
 
     def _as_float(self, register: Expr) -> Expr:
-        """Return a sum as float32."""
         return T.Cast("float32", T.reinterpret(register, dtype="int32")) if self.spec.integer else register

@@ -66,7 +66,6 @@ class Loop:
 
     @property
     def integer(self) -> bool:
-        """Whether sums are integers."""
         return self.geo.gemm.activation == "int8"
 
     @property

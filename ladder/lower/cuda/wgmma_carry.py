@@ -85,7 +85,6 @@ class CarryLoop:
 
     @property
     def spec(self) -> Spec:
-        """The kernel's spec."""
         return self.parts.spec
 
     def tile(self, piece: Piece) -> None:

@@ -90,7 +90,6 @@ class WgmmaGeometry:
     # ---- division of labour ---------------------------------------------------------
     @property
     def warpgroups(self) -> int:
-        """Warpgroups that compute."""
         return self.schedule.warps // 4
 
     @property

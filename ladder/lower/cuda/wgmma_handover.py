@@ -146,7 +146,6 @@ class HandOver:
         b.emit(b.call_inline(name, text, "void", self._flags, slot, self.thread % 32))
 
     def give(self, slot: Expr, sums: Any) -> None:
-        """Hand over a thread's sums."""
         self._move("ladder_hand_over_{count}_{threads}", HAND_OVER, slot, sums)
 
     def take(self, slot: Expr, sums: Any) -> None:

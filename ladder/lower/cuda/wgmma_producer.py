@@ -81,7 +81,6 @@ class RowCopies:
     first_m: Expr
 
     def copy(self, target: Expr, barrier: Expr, k_tile: Expr, mask: Expr | None) -> None:
-        """Copy a box of rows."""
         place = (target, T.address_of(self.x_map), k_tile * TILE, self.first_m, barrier)
         if mask is None:
             b.ptx(TENSOR_COPY, *place)

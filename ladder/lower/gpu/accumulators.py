@@ -62,7 +62,6 @@ class Accumulators:
         self.x_sums: Any = self._cleared(m_blocks, step.carrier) if summed else None
 
     def _cleared(self, fragments: int, dtype: str) -> Any:
-        """Allocate fragments of zeros."""
         buffer = b.local(fragments * self.width, dtype)
         for i in range(fragments * self.width):
             b.store(buffer, T.float32(0) if dtype == "float32" else T.uint32(0), i)

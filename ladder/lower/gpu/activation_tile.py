@@ -43,7 +43,6 @@ class ActivationTile:
         return self.place(row, chunk) * CHUNK_WORDS
 
     def words(self, rows: int) -> Index:
-        """Return the words of a tile of ``rows`` activation rows."""
         return rows * self.chunks * CHUNK_WORDS
 
 

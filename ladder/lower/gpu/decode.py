@@ -46,11 +46,9 @@ class LoadedWords(Sequence[Word]):
         self._read: dict[int, Word] = {}
 
     def __len__(self) -> int:
-        """Return the number of words."""
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        """Return one word."""
         if index not in self._read:
             self._read[index] = self._machine.input(b.bind(self._buffer[index]))
         return self._read[index]
@@ -166,7 +164,6 @@ class Decoder:
             b.store(out, value.content, out_first + index - first)
 
     def machine(self, table: SharedTable | None) -> TirMachine:
-        """Return what emits the instructions."""
         return TirMachine(table)
 
     def _factors(

@@ -107,7 +107,6 @@ class Lookup(ByteLookup):
     """Table lookups by nibbles that select bytes."""
 
     def values(self, m: Machine, words: Sequence[Word], index: int) -> Word:
-        """Return the values of a register."""
         if self.order == "pairs":
             return self._paired(m, self.pairs(m, words, index), index % 4)
         size = self.lane // 4

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ladder.lower.gpu.machine import XOR, Machine, Word, repeat
+from ladder.lower.gpu.machine import AND, AND_XOR, XOR, Machine, Word, repeat
 from ladder.lower.gpu.recipes import (
     FLOAT_CORES,
     Conversion,
     Field,
     FloatCore,
     LaneRecipe,
+    Meaning,
     Recipe,
     fields,
     gather,
@@ -127,7 +128,6 @@ class ByteOffset:
     order: str = "lanes"
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
-        """Return four int8 values."""
         offset = -int(self.form.offset)
         wanted = moves(fields(self.bits, 8, index, self.order), 0, self.bits, 0)
         if zero is None and offset == 0:
@@ -183,3 +183,45 @@ def propose_bytes(conversion: Conversion) -> Iterator[Recipe]:
     for form in affine_forms(conversion.ttype):
         if form.factor == 1.0 and -128 <= form.offset <= 0:
             yield ByteOffset(conversion.bits, form, conversion.order)
+
+
+UNITS = {"fp8_e4m3": 2.0**-9, "fp8_e5m2": 2.0**-16}
+"""Smallest subnormals."""
+
+SIGNS = 0xBA98
+"""Selector of prmt that fills each byte with its top bit."""
+
+
+@dataclass(frozen=True)
+class SignMagnitude:
+    """Two's complement of ``bits`` bits as raw fp8: a sign in bit 7, a magnitude in the low bits of a byte.
+
+    The fp8 codes 0, 1, 2, ... are as many times the smallest subnormal, up to 15 in e4m3 and 8 in e5m2.
+    For a negative code t the inverted byte is ``255 - t``; less ``127 - 2**bits`` it is
+    ``128 + (2**bits - t)``: sign and magnitude. No byte borrows from another.
+    """
+
+    bits: int
+    order: str
+
+    def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
+        """Return four raw operands."""
+        (field,) = fields(self.bits, 8, index, self.order)
+        raised = m.shift(words[field.word], 8 - self.bits - field.position)
+        negative = m.permute(raised, raised, m.constant(SIGNS))
+        lowered = m.shift(words[field.word], -field.position)
+        code = m.constant(repeat((1 << self.bits) - 1, 8))
+        excess = m.constant(repeat(127 - (1 << self.bits), 8))
+        inverted = m.lop3(lowered, code, negative, AND_XOR)
+        return m.subtract(inverted, m.lop3(negative, excess, m.constant(0), AND))
+
+
+def propose_signed(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
+    """Propose sign and magnitude for types whose values are multiples of their two's complement codes."""
+    bits, top = conversion.bits, 1 << (conversion.bits - 1)
+    if conversion.operand not in UNITS or bits not in (2, 4):  # a code of three bits lies in two words
+        return
+    for form in affine_forms(conversion.ttype):
+        if form.flip == top and form.offset == -form.factor * top:
+            gain = form.factor / UNITS[conversion.operand]
+            yield SignMagnitude(bits, conversion.order), Meaning((gain, gain))

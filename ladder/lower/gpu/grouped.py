@@ -54,7 +54,6 @@ class ExpertSlice:
         return self.tensor.ptr_to([self.expert, *indices])
 
     def __getitem__(self, index: Expr) -> Expr:
-        """Return an element."""
         indices = index if isinstance(index, tuple) else (index,)
         return self.tensor[(self.expert, *indices)]
 

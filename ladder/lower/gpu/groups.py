@@ -336,7 +336,6 @@ class GroupRegisters:
         return self.tile % 2 * self.groups.per_tile + granule if isinstance(self.tile, int) else granule
 
     def _exponent_word(self, row: int) -> Expr:
-        """Return a row's word of exponents."""
         return self._own_exponents(self.scales[row])
 
     def _own_exponents(self, word: Expr) -> Expr:

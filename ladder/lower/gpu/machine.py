@@ -109,7 +109,6 @@ class Machine(ABC):
         return self._made[key]
 
     def constant(self, bits: int) -> Word:
-        """Return a constant."""
         return self._once("constant", (), bits & 0xFFFFFFFF)
 
     def lop3(self, a: Word, b: Word, c: Word, table: int) -> Word:
@@ -117,7 +116,6 @@ class Machine(ABC):
         return self._once("lop3", (a, b, c), table)
 
     def mask(self, a: Word, bits: int) -> Word:
-        """Return ``a & bits``."""
         return self.lop3(a, self.constant(bits), self.constant(0), AND)
 
     def shift(self, a: Word, left: int) -> Word:
@@ -230,11 +228,9 @@ class CountingMachine(Machine):
 
     @property
     def cost(self) -> Cost:
-        """The counts so far."""
         return Cost(self.instructions, **self.clocks)
 
     def perform(self, operation: str, words: list[Any], immediates: tuple[Any, ...]) -> Any:
-        """Count one instruction."""
         if operation in ("constant", "table_lane"):
             return
         if operation == "shift":

@@ -21,9 +21,8 @@ from ladder.lower.gpu.decode_float import (
     propose_wired,
     propose_xor,
 )
-from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_split_magic
+from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_signed, propose_split_magic
 from ladder.lower.gpu.decode_raw import propose_placed
-from ladder.lower.gpu.decode_signed import propose_signed
 from ladder.lower.gpu.machine import Cost, CountingMachine, Machine
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.recipes import (

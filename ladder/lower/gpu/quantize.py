@@ -145,7 +145,6 @@ class Quantizer:
         return b.local(CHUNK // self.per_word, "uint32")
 
     def emit(self) -> None:
-        """Emit the whole body."""
         if self.plan.group:
             self._each_chunk(self._quantize_group)
         else:

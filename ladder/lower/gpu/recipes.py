@@ -113,7 +113,6 @@ class FloatCore:
 
     @property
     def bias(self) -> int:
-        """Exponent bias."""
         return (1 << (self.exponent_bits - 1)) - 1
 
     @property
@@ -240,7 +239,6 @@ class PassThrough:
     """Codes that are the operand's own bits."""
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
-        """Return the packed word."""
         return words[index]
 
 

@@ -109,7 +109,6 @@ class TileMultiplier:
             self._flush(group_registers, m_block, span, granule, flush)
 
     def _granules(self, span: int) -> range:
-        """Return the granules that a span touches."""
         first = span * self.span // self.groups.registers
         return range(first, (span * self.span + self.span - 1) // self.groups.registers + 1)
 

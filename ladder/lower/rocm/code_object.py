@@ -156,7 +156,6 @@ class Reader:
     at: int = 0
 
     def value(self) -> Any:
-        """Return the next value."""
         tag = self._number("<B")
         if tag < 0x80 or tag >= 0xE0:
             return tag if tag < 0x80 else tag - 0x100
@@ -175,12 +174,10 @@ class Reader:
         return number
 
     def text(self, size: int) -> str:
-        """Return ``size`` bytes as text."""
         self.at += size
         return self.data[self.at - size : self.at].decode()
 
     def array(self, size: int) -> list[Any]:
-        """Return ``size`` values."""
         return [self.value() for _ in range(size)]
 
     def map(self, size: int) -> dict[str, Any]:

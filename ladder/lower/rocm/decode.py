@@ -94,7 +94,6 @@ class ByteTable(ByteLookup):
     """Table look-ups by V_PERM."""
 
     def values(self, m: Machine, words: Sequence[Word], index: int) -> Word:
-        """Return the values of a register."""
         if self.lane == 8:
             codes = gather(m, words, moves(fields(self.bits, 8, index, self.order), 0, self.bits, 0), 8)
             return self._bytes(m, codes, 0, 0)
@@ -167,7 +166,6 @@ class Converted:
     codes: str
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
-        """Return a register of values."""
         return self.scaled(m, words, index, m.constant(ONE))
 
     def scaled(self, m: Machine, words: Sequence[Word], index: int, scale: Word) -> Word:
@@ -269,7 +267,6 @@ class VectorCounter(Machine):
         self.count = 0
 
     def perform(self, operation: str, words: list[Any], immediates: tuple[Any, ...]) -> Any:
-        """Count one operation."""
         if operation == "constant":
             return immediates[0]
         if operation == "lop3":

@@ -163,7 +163,6 @@ class Pieces:
         ]
 
     def __getitem__(self, index: int) -> Expr:
-        """Return a word."""
         buffer, at = self.places[index]
         return buffer[at]
 

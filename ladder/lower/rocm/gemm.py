@@ -86,7 +86,6 @@ class Results:
     sums: Accumulators
 
     def store(self) -> None:
-        """Emit the stores."""
         if self.spec.geo.joins:
             self._join()
         else:
@@ -315,7 +314,6 @@ class WaveGemm:
         self.spec = choose_spec(gemm, device, schedule)
 
     def emit(self) -> None:
-        """Emit the whole body."""
         spec = self.spec
         place = find_place(spec, declare_arguments(spec.gemm))
         shared = d.shared(spec.geo.shared_bytes // 4)

@@ -171,7 +171,6 @@ class WaveStep(MatrixStep):
 def _matrix(
     step: WaveStep, weight: str, acc: Any, totals: Sequence[int], a: list[Index], x: list[Index]
 ) -> None:
-    """Emit a matrix instruction."""
     kind = f"{'int32' if step.carrier == 'uint32' else 'float32'}x{len(totals)}"
     at = lanes(totals[0], len(totals))
     operands = [as_type(vector(registers), step.operand) for registers in (a, x)]

@@ -121,7 +121,6 @@ class Worker:
         return self.process.poll() is None
 
     def close(self) -> None:
-        """End the process."""
         if self.process.stdin is not None:
             self.process.stdin.close()
         self.process.wait()

@@ -15,12 +15,11 @@ from ladder.runtime.convolve import launch
 from ladder.runtime.model.attention import attention_call
 from ladder.runtime.model.chain_calls import bind_chain
 from ladder.runtime.model.codes import bind_codes
-from ladder.runtime.model.elements import bind_elements
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.found import bind_found
-from ladder.runtime.model.fourier import bind_fourier
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
 from ladder.runtime.model.memory import contiguous
+from ladder.runtime.model.native_parts import bind_elements, bind_fourier
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.ordered import Keep, Ordered
 from ladder.runtime.model.plan import PlanStep

@@ -29,11 +29,10 @@ from ladder.runtime.model.attention import attention_jobs
 from ladder.runtime.model.bound_plan import BoundPlan, places_of
 from ladder.runtime.model.chains import chain_job, shared_chains
 from ladder.runtime.model.codes import codes_jobs
-from ladder.runtime.model.elements import elements_job
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.found import found_jobs
-from ladder.runtime.model.fourier import fourier_job
 from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
+from ladder.runtime.model.native_parts import elements_job, fourier_job
 from ladder.runtime.model.plan import ModelPlan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
 from ladder.runtime.model.prologues import prologue_jobs
@@ -84,7 +83,6 @@ class Built:
 
     @cached_property
     def graph(self) -> Graph:
-        """The simplified tile graph."""
         return self.program.graph
 
 

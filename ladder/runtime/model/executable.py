@@ -48,7 +48,6 @@ class Executable:
 
     @property
     def plan(self) -> ModelPlan:
-        """The steps."""
         return self.bound.plan
 
     @property

@@ -44,7 +44,6 @@ class Join:
     count: int = 1
 
     def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the array."""
         return [torch.cat([values[at].detach() for at in self.parts], self.axis)]
 
 
@@ -62,7 +61,6 @@ class Pack:
     count: int = len(DENSE)
 
     def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the arrays."""
         from ladder.runtime.compile import target_of
         from ladder.runtime.packed import pack
         from targets import get_device
@@ -86,7 +84,6 @@ class Made:
     count: int = 1
 
     def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the array."""
         return [computed(self.graph, [values[at].detach() for at in self.parts])]
 
 

@@ -41,7 +41,6 @@ class Described:
 
     @property
     def text(self) -> str:
-        """The description as text."""
         return json.dumps(asdict(self), sort_keys=True)
 
     def emit(self, gemm: Gemm, device: TileDevice, name: str) -> object:

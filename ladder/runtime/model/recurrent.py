@@ -15,7 +15,7 @@ from ladder.ir.build import GraphBuilder
 from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
 from ladder.lower.chain.panels import panels
 from ladder.lower.cpu.recurrent import FOUR
-from ladder.partition.recurrent import DOT_PRODUCTS
+from ladder.partition.native_parts import DOT_PRODUCTS
 from ladder.partition.subgraphs import call_of
 from ladder.runtime.build import Job, function_job
 from ladder.runtime.compile import target_of

@@ -89,7 +89,6 @@ class Rows:
     def by_torch(
         self, x: torch.Tensor, weight: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
     ) -> None:
-        """Compute node by node."""
         if not out.numel():
             return
         product, image = self.product(x, weight).reshape(-1, self.form.columns), []
@@ -99,7 +98,6 @@ class Rows:
         out.copy_(self.chain(product, *image, *beside).reshape(out.shape))
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the product alone."""
         if self.form.windows is None:
             return torch.mm(x.reshape(-1, self.form.depth), self.matrix(weight).t())
         assert self.contract is not None  # that is what products of windows have

@@ -36,7 +36,6 @@ class CallSizes:
         self._all: Callable[[Sizes], list[tuple[int, ...]]] | None = None
 
     def evaluated(self, sizes: Sizes) -> list[tuple[int, ...]]:
-        """Return what `known` is for sizes."""
         if self._all is None:
             self._all = together([*self.asked], self.names)
         return self._all(sizes)

@@ -159,7 +159,6 @@ class StagedModel:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the inputs."""
         return tuple(self.inputs)
 
     @cached_property

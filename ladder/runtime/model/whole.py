@@ -80,7 +80,6 @@ class WholeModel:
 
     @property
     def steps(self) -> ModelPlan:
-        """The plan itself."""
         return self.executable.plan
 
     def plan(self) -> str:
@@ -95,7 +94,6 @@ class WholeModel:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters."""
         return tuple(self.parameters)
 
     @cached_property

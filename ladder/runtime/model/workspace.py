@@ -159,7 +159,6 @@ class Workspace:
         return self.owner.where.type == "cpu" and self.knows(step)
 
     def reads(self, step: PlanStep) -> tuple[int, ...]:
-        """Return the slots that a step reads."""
         return tuple(self.slot[value] for value in step.part.inputs)
 
     def lasting_inputs(self, step: PlanStep) -> dict[str, Keep]:

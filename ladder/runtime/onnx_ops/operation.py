@@ -26,7 +26,6 @@ class Operation:
     _made: list[Any] = field(default_factory=list, compare=False, repr=False)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute."""
         return self.given.get(name, default)
 
     def require(self, **given: Any) -> None:

@@ -61,7 +61,6 @@ def _evaluator(op: Operation, names: Sequence[str]) -> Any:
 
 
 def _attribute(key: str, value: Any) -> Any:
-    """Return an attribute as nodes have it."""
     if hasattr(value, "dtype"):
         return onnx.numpy_helper.from_array(array_of(value), key)
     return value

@@ -368,7 +368,6 @@ def _ensembled(op: Operation, x: Any) -> torch.Tensor:
 
 
 def _classified(op: Operation, x: Any) -> tuple[Any, torch.Tensor]:
-    """Return labels and scores."""
     forest, count, base, voted, labels = _settled(op, "class")
     scores = forest.scores(_features(x), count, "SUM")
     post = op.get("post_transform", "NONE")

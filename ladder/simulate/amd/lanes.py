@@ -22,7 +22,6 @@ NOWHERE = -1
 
 
 def _taken(c: Cohort, value: Value, source: Array) -> Value:
-    """Return each lane's value from lane ``source``."""
     if not is_array(value) or value.shape[1] == 1:
         return value
     order = np.broadcast_to(source, (c.count, c.lanes))

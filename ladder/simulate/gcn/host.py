@@ -48,7 +48,6 @@ class Host(Translator):
         self.found: list[Launch] = []
 
     def launches(self) -> list[Launch]:
-        """Return all launches of the function."""
         self.node()
         return self.found
 

@@ -65,7 +65,6 @@ class Group:
     found: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def report(self, kind: str, text: str) -> None:
-        """Note a finding."""
         self.found[kind, text] += 1
 
 

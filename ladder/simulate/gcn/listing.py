@@ -52,7 +52,6 @@ class Operand:
 
     @property
     def registers(self) -> frozenset[int]:
-        """The registers that it names."""
         if self.kind == "literal":
             return frozenset()
         first = BASES[self.kind] + self.index
@@ -77,7 +76,6 @@ class Instruction:
 
     @property
     def registers(self) -> frozenset[int]:
-        """All registers that it names."""
         return frozenset().union(*(operand.registers for operand in self.operands))
 
     def bits(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -86,7 +84,6 @@ class Instruction:
         return given + default[len(given) :]
 
     def number(self, name: str, default: int = 0) -> int:
-        """Return a modifier that is a number."""
         return int(self.modifiers[name], 0) if name in self.modifiers else default
 
 

@@ -36,7 +36,6 @@ class Handed:
 
     @staticmethod
     def of(c: Cohort, tensor: Tensor) -> Handed:
-        """Return the one of a launch."""
         found: Handed = c.machine.extras.setdefault("handed", Handed(tensor.size))
         return found
 

@@ -291,7 +291,6 @@ def _multiply(
 def _multiply_block(
     c: Cohort, what: Product, warp: int, block: int, operands: tuple[int, int, Array, bool], statement: int
 ) -> None:
-    """Multiply the weights of one block."""
     (result, first, rows, add), tensor = operands, TensorMemory.of(c.machine)
     access, every = tensor.product(warp, statement), parts(0, ROWS)
     words = np.arange(first, first + STEP_BYTES // 4)

@@ -141,7 +141,6 @@ def _multiply(c: Cohort, what: ScaledProduct, warp: int, operands: list[int], st
 def _multiply_block(
     c: Cohort, what: ScaledProduct, warp: int, block: int, operands: tuple[Any, ...], statement: int
 ) -> None:
-    """Multiply the weights of one block."""
     d, w, x, w_scales, x_scales, adds = operands
     tensor = TensorMemory.of(c.machine)
     access, every = tensor.product(warp, statement), parts(0, ROWS)

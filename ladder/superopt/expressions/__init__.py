@@ -12,7 +12,7 @@ grows too large. Whatever neither decides is kept.
 from __future__ import annotations
 
 from ladder.superopt.expressions.normal import Normal, UndecidedError, normal, variable
-from ladder.superopt.expressions.pruner import Pruner
+from ladder.superopt.expressions.oracle import Pruner
 from ladder.superopt.expressions.subexpression import is_subexpression
 
 __all__ = ["Normal", "Pruner", "UndecidedError", "is_subexpression", "normal", "variable"]

@@ -42,7 +42,6 @@ class Emitter:
         self._tops: dict[Shift, str] = {}
 
     def cast(self, value: str, ttype: str) -> str:
-        """Return the value in a type."""
         if self.builder.tile(value).ttype.name == ttype:
             return value
         key = (value, ttype)

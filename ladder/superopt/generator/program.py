@@ -52,7 +52,6 @@ class Program:
 
     @property
     def multiplies(self) -> bool:
-        """Whether it has matrix products."""
         return any(node.operator == "matmul" for node in self.symbolic.nodes)
 
     def resized(self, **sizes: int) -> Program:

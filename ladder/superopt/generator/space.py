@@ -85,7 +85,6 @@ class Partial:
         self.values, self.steps, self.unused, self.bytes = values, steps, unused, bytes_
 
     def with_step(self, step: GraphStep, value: Value) -> Partial:
-        """Return the graph with one step more."""
         unused = (self.unused - frozenset(step.operands)) | {len(self.values)}
         return Partial((*self.values, value), (*self.steps, step), unused, self.bytes + value.cost)
 

@@ -69,7 +69,6 @@ class Mapping:
         return product(self.factors(dimension))
 
     def tile(self, operand: int, axes: Sequence[str]) -> tuple[Extent, ...]:
-        """Return the shape of an operand's tile."""
         return tuple(product(self._left(operand, axis, name)) for axis, name in enumerate(axes))
 
     def _left(self, operand: int, axis: int, dimension: str) -> list[str]:
@@ -112,7 +111,6 @@ class GraphStep:
 
     @property
     def label(self) -> str:
-        """For tables."""
         return "·".join(name for name, _ in self.links)
 
     def renumbered(self, numbers: Sequence[int]) -> GraphStep:

@@ -85,7 +85,6 @@ class Certificate:
         return rounded_up(self.delta)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a report shows."""
         sizes = {} if self.bound is None else {
             "degree": self.bound.degree, "terms": self.bound.terms, "bits": self.bound.bits,
             "radicands": self.bound.radicands, "epsilon": rounded_up(self.bound.epsilon),

@@ -70,7 +70,6 @@ class Signed:
 
     @property
     def zero(self) -> Signed:
-        """The number 0."""
         yes, no = np.ones((), bool), np.zeros((), bool)
         return Signed(self.residues.zero, yes, yes, no)
 
@@ -80,7 +79,6 @@ class Signed:
         return self.residues.p
 
     def map(self, function: Callable[[Array], Array]) -> Signed:
-        """Apply a rearrangement."""
         return Signed(
             self.residues.map(function), function(self.low), function(self.high), function(self.apart)
         )
@@ -104,12 +102,10 @@ class Facts:
         return len(self.known[kind]) > len(before)
 
     def has(self, kind: str, values: Array) -> Array:
-        """Return which values are known."""
         return np.isin(_flat(values), self.known[kind]).reshape(np.shape(values))
 
     @property
     def count(self) -> int:
-        """How many values there are."""
         return sum(len(values) for values in self.known.values())
 
 
@@ -146,7 +142,6 @@ class Signs:
 
     @property
     def uninterpreted(self) -> Collection[str]:
-        """All functions."""
         return self.field.uninterpreted
 
     # ---- values ----------------------------------------------------------------------------------------
@@ -155,7 +150,6 @@ class Signs:
         return self._made(residues, *(np.zeros(residues.shape, bool) for _ in range(3)))
 
     def number(self, value: float) -> Signed:
-        """Return a constant."""
         flags = (np.asarray(flag) for flag in (value >= 0, value <= 0, value != 0))
         return Signed(self.field.number(value), *flags)
 
@@ -182,19 +176,16 @@ class Signs:
 
     # ---- arithmetic ------------------------------------------------------------------------------------
     def add(self, a: Signed, b: Signed) -> Signed:
-        """Return ``a + b``."""
         low, high = a.low & b.low, a.high & b.high
         apart = (low | high) & (a.apart | b.apart)
         return self._made(self.field.add(a.residues, b.residues), low, high, apart)
 
     def subtract(self, a: Signed, b: Signed) -> Signed:
-        """Return ``a - b``."""
         low, high = a.low & b.high, a.high & b.low
         residues = self.field.subtract(a.residues, b.residues)
         return self._made(residues, low, high, (low | high) & (a.apart | b.apart))
 
     def multiply(self, a: Signed, b: Signed) -> Signed:
-        """Return ``a * b``."""
         result = self._product(self.field.multiply(a.residues, b.residues), a, b)
         self.steps.append(_Step(result.p, (a.p, b.p)))
         return result
@@ -216,7 +207,6 @@ class Signs:
         return self._made(residues, low, (a.low & b.high) | (a.high & b.low), a.apart & b.apart)
 
     def negate(self, a: Signed) -> Signed:
-        """Return ``-a``."""
         residues = self.field.negate(a.residues)
         self.steps.append(_Step(residues.p, (a.p,)))
         return self._made(residues, a.high, a.low, a.apart)
@@ -252,7 +242,6 @@ class Signs:
         return bool(self.facts.has(NOT_ZERO, relations.store[number].p).any())
 
     def exponential(self, a: Signed) -> Signed:
-        """Return ``exp(a)``."""
         return self.function("exp", [a])
 
     def function(self, name: str, values: Sequence[Signed]) -> Signed:
@@ -280,13 +269,11 @@ class Signs:
                 return
 
     def total(self, a: Signed, axis: int, keep: bool) -> Signed:
-        """Sum along an axis."""
         low, high = (np.asarray(flag.all(axis=axis, keepdims=keep)) for flag in (a.low, a.high))
         apart = (low | high) & np.asarray(a.apart.any(axis=axis, keepdims=keep))
         return self._made(self.field.total(a.residues, axis, keep), low, high, apart)
 
     def maximum(self, a: Signed, axis: int, keep: bool) -> Signed:
-        """Return the maximum along an axis."""
         low, positive = (np.asarray(f.any(axis=axis, keepdims=keep)) for f in (a.low, a.low & a.apart))
         high, negative = (np.asarray(f.all(axis=axis, keepdims=keep)) for f in (a.high, a.high & a.apart))
         return self._made(self.field.maximum(a.residues, axis, keep), low, high, positive | negative)

@@ -352,7 +352,6 @@ class _Test:
         return True
 
     def _run(self, number: int, operands: Sequence[Any], own: Field) -> tuple[Any, ...]:
-        """Evaluate a program."""
         return interpret(self.graphs[number], operands, domain_of(self.conversions[number], own))
 
     def _sample(

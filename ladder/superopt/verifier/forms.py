@@ -95,7 +95,6 @@ class Polynomial:
 
     @property
     def exponents(self) -> Array:
-        """Distinct exponents."""
         return self.terms + self.plain
 
 
@@ -120,11 +119,9 @@ class Forms:
 
     @property
     def zero(self) -> Forms:
-        """The number 0."""
         return Forms(np.zeros((), FORM))
 
     def map(self, function: Callable[[Array], Array]) -> Forms:
-        """Apply a rearrangement."""
         return Forms(function(self.data))
 
     def __getitem__(self, name: str) -> Array:
@@ -132,12 +129,10 @@ class Forms:
 
     @property
     def numerator(self) -> Polynomial:
-        """N."""
         return Polynomial(*(self[f"n_{name}"] for name in _POLYNOMIAL))
 
     @property
     def denominator(self) -> Polynomial:
-        """D."""
         stored = Polynomial(*(self[f"d_{name}"] for name in _POLYNOMIAL))
         return choose(self["shared"] == 0, ONE, stored)
 
@@ -225,7 +220,6 @@ class Bounding:
         return len(self._unknowns)
 
     def variables(self, shape: tuple[int, ...]) -> Forms:
-        """Return independent inputs."""
         data = np.zeros(shape, FORM)
         data["n_plain"] = data["n_degree"] = 1
         data["value"] = self._fresh(shape)
@@ -254,11 +248,9 @@ class Bounding:
         return self._combined(a, b, numerator, denominator, shared, ~same)
 
     def subtract(self, a: Forms, b: Forms) -> Forms:
-        """Bound a difference."""
         return self.add(a, self.negate(b))
 
     def multiply(self, a: Forms, b: Forms) -> Forms:
-        """Bound a product."""
         shared = self._product(a["shared"], b["shared"])
         always = np.ones((), bool)
         return self._combined(a, b, a.numerator * b.numerator, a.denominator * b.denominator, shared, always)
@@ -274,7 +266,6 @@ class Bounding:
         return self._combined(a, b, numerator, denominator, shared, np.ones((), bool))
 
     def negate(self, a: Forms) -> Forms:
-        """Bound ``-a``."""
         data = a.data.copy()
         data["value"] = np.where(a["value"] == 0, 0, self._fresh(a.shape))
         return Forms(data)

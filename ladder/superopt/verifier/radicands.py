@@ -39,7 +39,6 @@ class Radicands:
 
     @property
     def draws(self) -> int:
-        """Draws noted."""
         return len(self.values)
 
     def independent(self) -> bool:

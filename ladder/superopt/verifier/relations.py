@@ -66,11 +66,9 @@ class Rationals:
 
     @property
     def zero(self) -> Rationals:
-        """The number 0."""
         return Rationals(np.asarray(Fraction(0), object))
 
     def map(self, function: Callable[[Array], Array]) -> Rationals:
-        """Apply a rearrangement."""
         return Rationals(np.asarray(function(self.data), object))
 
 
@@ -84,28 +82,23 @@ class Exact:
         self.radicands: list[list[Fraction]] = []
 
     def variables(self, shape: tuple[int, ...]) -> Rationals:
-        """Draw inputs."""
         drawn = self.generator.integers(1, LARGEST, shape)
         data = np.empty(shape, object)
         data[...] = np.vectorize(Fraction, otypes=[object])(drawn) if drawn.size else drawn
         return Rationals(data)
 
     def number(self, value: float) -> Rationals:
-        """Return a constant."""
         if not math.isfinite(value):
             raise VerificationError(f"the constant {value} is no number: the program is outside LAX")
         return Rationals(np.asarray(Fraction(value), object))
 
     def add(self, a: Rationals, b: Rationals) -> Rationals:
-        """Return ``a + b``."""
         return Rationals(np.asarray(a.data + b.data, object))
 
     def subtract(self, a: Rationals, b: Rationals) -> Rationals:
-        """Return ``a - b``."""
         return Rationals(np.asarray(a.data - b.data, object))
 
     def multiply(self, a: Rationals, b: Rationals) -> Rationals:
-        """Return ``a * b``."""
         return Rationals(np.asarray(a.data * b.data, object))
 
     def divide(self, a: Rationals, b: Rationals) -> Rationals:
@@ -115,7 +108,6 @@ class Exact:
         return Rationals(np.asarray(a.data / b.data, object))
 
     def negate(self, a: Rationals) -> Rationals:
-        """Return ``-a``."""
         return Rationals(np.asarray(-a.data, object))
 
     def root(self, a: Rationals) -> Rationals:
@@ -124,7 +116,6 @@ class Exact:
         return self.function("sqrt", [a])
 
     def exponential(self, a: Rationals) -> Rationals:
-        """Return a value for ``exp(a)``."""
         return self.function("exp", [a])
 
     def function(self, name: str, values: Sequence[Rationals]) -> Rationals:
@@ -140,7 +131,6 @@ class Exact:
         return Rationals(result)
 
     def total(self, a: Rationals, axis: int, keep: bool) -> Rationals:
-        """Sum along an axis."""
         return Rationals(np.asarray(a.data.sum(axis=axis, keepdims=keep), object))
 
     def maximum(self, a: Rationals, axis: int, keep: bool) -> Rationals:

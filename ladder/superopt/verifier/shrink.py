@@ -260,7 +260,6 @@ def _all_extents(graph: Graph) -> list[Extent]:
 
 
 def _bounds(first: Graph, second: Graph, modes: Sequence[Mode]) -> list[Bound]:
-    """Return the bounds in all modes in which there are any."""
     found: list[Bound] = []
     for mode in modes:
         boundings = [Bounding(mode.uninterpreted), Bounding(mode.uninterpreted)]

@@ -64,7 +64,6 @@ class Instructions:
         self._emit("tilerelease")
 
     def zero(self, tile: int) -> None:
-        """Clear a tile."""
         self._emit("tilezero", T.int8(tile))
 
     def load(self, tile: int, memory: Any, start: Expr, pitch: Expr) -> None:
@@ -95,7 +94,6 @@ class TileNest(Nest):
         self.group_steps = padded // elements if padded else self.args.units * kernel.layout.steps
 
     def emit(self) -> None:
-        """Emit the whole body."""
         self.tiles.allow()
         super().emit()
 
@@ -109,7 +107,6 @@ class TileNest(Nest):
         return at
 
     def groups(self, loop: Loop, at: At) -> None:
-        """Emit the loop over groups."""
         if loop.over == "unrolled":
             self.body(loop.body, at)
             return

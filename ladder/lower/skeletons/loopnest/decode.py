@@ -104,7 +104,6 @@ class RawPairs:
         """Emit nothing."""
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
-        """Return one uint16x32."""
         return [v.as_type(unit.vector(unit.layout.planes[0], step), "uint16x32")]
 
 
@@ -183,7 +182,6 @@ class LookupTable:
         self.parts = [b.bind(v.table(part, "uint16")) for part in kept.reshape(-1, HALF)]
 
     def look_up(self, codes: Expr) -> Expr:
-        """Return the entries of 32 codes."""
         found = self._select(self.parts, codes)
         if not self.signed:
             return found
@@ -208,11 +206,9 @@ class PairDecoder:
     pairs: PairTable
 
     def begin(self) -> None:
-        """Name the table."""
         self.pairs.begin()
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
-        """Return one uint16x32."""
         return [b.bind(self.pairs.upper.look_up(self.pairs.codes(unit, step)))]
 
 
@@ -223,11 +219,9 @@ class FloatDecoder:
     pairs: PairTable
 
     def begin(self) -> None:
-        """Name the tables."""
         self.pairs.begin()
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
-        """Return two float32x16."""
         codes = self.pairs.codes(unit, step)
         word = b.bind(v.as_type(self.pairs.upper.look_up(codes), "uint32x16"))
         even, odd = v.shifted(word, -16, "uint32", LANES), v.masked(word, 0xFFFF0000, "uint32", LANES)

@@ -255,7 +255,6 @@ class Nest(ABC):
         self.kernel, self.program, self.args = kernel, kernel.program, kernel.args
 
     def emit(self) -> None:
-        """Emit the whole body."""
         self.body(self.program.body, At())
 
     def body(self, statements: tuple[Statement, ...], at: At) -> None:

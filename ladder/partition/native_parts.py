@@ -1,12 +1,51 @@
-"""Transforms of real frames to frequencies, of lengths that are powers of two: by kernels of ours on CPUs."""
+"""Operators with kernels of ours on CPUs: gathers and scatters by number, transforms, recurrent layers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.partition.elements import operator_attributes
+from ladder.ir.recurrent import as_recurrent
 from ladder.partition.subgraphs import Subgraph, part_of
+from schedules.row_panels import registers_of
 from targets import TileDevice
+from tile_types.errors import ShapeError
+
+KINDS: Mapping[str, str] = {"onnx.GatherElements": "gather", "onnx.ScatterElements": "scatter"}
+"""Calls -> the kernel of `ladder.lower.cpu.elements`."""
+
+TYPES, NUMBERS = ("float32", "int32", "int64", "uint8", "int8"), ("int32", "int64")
+"""Types of elements, and of their numbers, that kernels take."""
+
+
+def elements_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph | None:
+    """Return the part of a call that moves elements by number; None if no kernel of ours computes it."""
+    target = str(dict(node.attributes).get("target"))
+    if target not in KINDS or device is None or device.kind != "llvm" or len(set(node.inputs)) < 2:
+        return None
+    tiles = [graph.tile(value) for value in node.inputs]
+    axis, given = axis_of(graph, node), operator_attributes(node)
+    shapes = [[*t.shape[:axis], *t.shape[axis + 1 :]] for t in tiles]
+    plain = given.get("reduction", b"none") in (b"none", "none") and len(tiles[0].shape) > axis
+    if not plain or any(shape != shapes[0] for shape in shapes):
+        return None
+    if tiles[0].ttype.name not in TYPES or tiles[1].ttype.name not in NUMBERS:
+        return None
+    return part_of("elements", graph, node)
+
+
+def operator_attributes(node: Node) -> dict[str, Any]:
+    """Return the attributes of the ONNX operator that a call is."""
+    return dict(dict(node_attributes(node)["keywords"])["attributes"])
+
+
+def axis_of(graph: Graph, node: Node) -> int:
+    """Return the axis along which elements are numbered."""
+    rank = max(len(graph.tile(node.inputs[0]).shape), 1)
+    return int(operator_attributes(node).get("axis", 0)) % rank
+
 
 SHORTEST, LONGEST = 16, 4096
 """Lengths of transforms that kernels compute."""
@@ -58,3 +97,18 @@ def operand(node: Node, at: int) -> str | None:
     arguments = node_attributes(node)["arguments"]
     found = arguments[at] if at < len(arguments) else None
     return None if found is None else node.inputs[found[1]]
+
+
+DOT_PRODUCTS = "avx512_vnni"
+"""Instruction that sums products of codes."""
+
+
+def recurrent_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph | None:
+    """Return the part of a layer; None if no kernel of ours computes it."""
+    if device is None or registers_of(device) is None:
+        return None
+    try:
+        as_recurrent(graph, node)
+    except ShapeError:
+        return None
+    return part_of("recurrent", graph, node)
