@@ -12,7 +12,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,10 @@ from ladder.runtime.cores import usable_cores
 from ladder.runtime.gauge import Gauge
 from ladder.runtime.measure import Timed
 from ladder.runtime.tune import Effort, Measured, Run, compile_campaigns, finals, measure_all, tune
+from schedules.schedule import parse_schedule
 from schedules.search import TOKENS
-from schedules.tuning import Measurement, best_rows, class_of, write_database
-from targets import get_device
+from schedules.tuning import Measurement, best_rows, class_key, class_of, class_table, load_rows, write_json
+from targets import TileDevice, get_device
 
 MATRIX = (
     Case("int4", "float16", 128),
@@ -83,6 +84,28 @@ def dump(path: str, where: dict[str, Any], measured: Iterable[tuple[Gemm, Measur
     """Write measurements, one per line, and where they were made; `benchmarks.fit_cost_model` reads them."""
     text = json.dumps({"environment": where, "classes": rows_of(measured)})
     Path(path).write_text(text.replace("], [", "],\n[").replace('", "GpuSchedule', '",\n"GpuSchedule') + "\n")
+
+
+def write_database(path: Path, device: TileDevice, measured: Mapping[Gemm, Iterable[Measurement]]) -> int:
+    """Write measurements into one file, the form in which they ship; return their number.
+
+    Points (N, K, M) of the file that were not measured now stay as they are.
+
+    path: The file; made or changed.
+    device: Where they were measured.
+    measured: Rows by problem; only the class of each problem counts.
+    """
+    classes: dict[str, list[Measurement]] = {}
+    for gemm, rows in measured.items():
+        classes.setdefault(class_key(device, gemm), []).extend(rows)
+    for key, older in (load_rows(path) if path.is_file() else {}).items():
+        found = classes.setdefault(key, [])
+        points = {(row.n, row.k, row.m) for row in found}
+        kept = (row for row in older if row[:3] not in points)
+        found += [Measurement(n, k, m, parse_schedule(text), seconds) for n, k, m, text, seconds in kept]
+    parts = [class_table(json.loads(key), rows) for key, rows in sorted(classes.items())]
+    write_json(path, {"classes": [part for whole in parts for part in whole["classes"]]})
+    return sum(map(len, classes.values()))
 
 
 def show(measured: Measured) -> None:

@@ -31,7 +31,7 @@ from tile_types.files import replacing
 from tile_types.identity import own_values
 
 SHIPPED = Path(__file__).parent / "tuned"
-"""Databases in the package, one JSON file per device; `write_database` makes them."""
+"""Databases in the package, one JSON file per device; `benchmarks.gpu_tune` makes them."""
 
 GENERATION = 1
 """Raise it when emitters change so much that older measurements mislead."""
@@ -165,12 +165,12 @@ class TuningDatabase:
         self._memory.setdefault(key, []).append(row)
         if self.directory is not None:
             point = _digest(f"{gemm.n} {gemm.k} {m}")
-            write_json(self.directory / f"{_digest(key)}-{point}.json", _database(json.loads(key), [row]))
+            write_json(self.directory / f"{_digest(key)}-{point}.json", class_table(json.loads(key), [row]))
 
     def _user_rows(self, key: str) -> Iterator[Measurement]:
         paths = sorted(self.directory.glob(f"{_digest(key)}-*.json")) if self.directory is not None else []
         for path in paths:
-            for found, rows in _load(path).items():
+            for found, rows in load_rows(path).items():
                 if found == key:
                     yield from (Measurement(n, k, m, _schedule(s), t) for n, k, m, s, t in rows)
 
@@ -185,29 +185,7 @@ def _shipped_on(device: TileDevice, rows: Iterable[Row]) -> tuple[Measurement, .
     return tuple(Measurement(n, k, m, _schedule(s), t, where) for n, k, m, s, t in rows)
 
 
-def write_database(path: Path, device: TileDevice, measured: Mapping[Gemm, Iterable[Measurement]]) -> int:
-    """Write measurements into one file, the form in which they ship; return their number.
-
-    Points (N, K, M) of the file that were not measured now stay as they are.
-
-    path: The file; made or changed.
-    device: Where they were measured.
-    measured: Rows by problem; only the class of each problem counts.
-    """
-    classes: dict[str, list[Measurement]] = {}
-    for gemm, rows in measured.items():
-        classes.setdefault(class_key(device, gemm), []).extend(rows)
-    for key, older in (_load(path) if path.is_file() else {}).items():
-        found = classes.setdefault(key, [])
-        points = {(row.n, row.k, row.m) for row in found}
-        kept = (row for row in older if row[:3] not in points)
-        found += [Measurement(n, k, m, _schedule(text), seconds) for n, k, m, text, seconds in kept]
-    parts = [_database(json.loads(key), rows) for key, rows in sorted(classes.items())]
-    write_json(path, {"classes": [part for whole in parts for part in whole["classes"]]})
-    return sum(map(len, classes.values()))
-
-
-def _database(key: Mapping[str, Any], rows: Sequence[Measurement]) -> dict[str, Any]:
+def class_table(key: Mapping[str, Any], rows: Sequence[Measurement]) -> dict[str, Any]:
     """Return the JSON of one class: schedules once, rows ``[N, K, M, schedule, microseconds]``."""
     texts = list(dict.fromkeys(str(row.schedule) for row in rows))
     place = {text: index for index, text in enumerate(texts)}
@@ -228,7 +206,7 @@ def read_shipped(folder: Path) -> Mapping[str, tuple[Row, ...]]:
     """Return the rows of every class that ships."""
     found: dict[str, tuple[Row, ...]] = {}
     for path in sorted(folder.glob("*.json")):
-        for key, rows in _load(path).items():
+        for key, rows in load_rows(path).items():
             found[key] = (*found.get(key, ()), *rows)
     return found
 
@@ -240,7 +218,7 @@ def shipped_digest() -> str:
     return _digest("".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in files))
 
 
-def _load(path: Path) -> dict[str, tuple[Row, ...]]:
+def load_rows(path: Path) -> dict[str, tuple[Row, ...]]:
     """Return the rows of one file by class; a file that cannot be read warns and is empty."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

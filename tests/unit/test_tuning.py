@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.gpu_tune import write_database
 from ladder.ir.gemm import Gemm
 from schedules.cost_model import predict
 from schedules.estimate import LEAN, UNTRIED_MIDDLE, Estimator, nearest
@@ -25,7 +26,6 @@ from schedules.tuning import (
     TuningDatabase,
     class_key,
     read_shipped,
-    write_database,
     write_json,
 )
 from targets import get_device
