@@ -11,14 +11,12 @@ from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import MatrixStep
 from schedules.footprint import (
-    SPARE_REGISTERS,
     X_BUFFERS,
     block_rows,
     block_threads,
     buffer_chunks,
     gemv_blocks,
     gemv_run,
-    registers_per_thread,
     unit_rounds,
 )
 from schedules.layouts import TILE
@@ -98,13 +96,6 @@ class GemvGeometry(Slices):
 
     def __post_init__(self) -> None:
         s = self.schedule
-        check(s.tile_n == TILE, f"gemv works on the packed tile's {TILE} rows, got tile_n={s.tile_n}")
-        check(s.tile_m in (8, 16), f"gemv serves 8 or 16 rows of x per block, got tile_m={s.tile_m}")
-        check(
-            s.warps % s.split_k == 0 and s.warps <= 32,
-            f"gemv takes as many warps for each slice of K and at most 32, got warps={s.warps},"
-            f" split_k={s.split_k}",
-        )
         check(
             self.unit_chunks * s.tile_m <= self.buffer_chunks,
             f"{s.tile_m} rows of x, {s.split_k} slices of K do not fit a buffer of x of"
@@ -115,17 +106,6 @@ class GemvGeometry(Slices):
             f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
             f" {self.device.name}; use a smaller split_k or tile_m",
         )
-        most = min(255, self.device.registers_per_unit // self.threads // 8 * 8)
-        check(
-            self.registers <= most + SPARE_REGISTERS,
-            f"{s.stages} tiles in flight need about {self.registers} registers per thread, more than the"
-            f" {most} of {self.threads} threads; use fewer stages",
-        )
-
-    @property
-    def registers(self) -> int:
-        """Registers per thread below which ptxas spills, roughly."""
-        return registers_per_thread(self.groups.gemm, self.schedule)
 
     @property
     def resident_blocks(self) -> int:

@@ -13,6 +13,7 @@ from ladder.lower.gpu.proven import table_sizes
 from ladder.lower.gpu.tile_multiplier import CORE, widened_step
 from schedules.footprint import X_BUFFERS, X_SUMS
 from schedules.layouts import TILE
+from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -78,6 +79,7 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, held: int
     held: Bytes of shared memory for what else a block keeps.
     Raises ScheduleError if the schedule fits with none of the decoders.
     """
+    check_legal(gemm, device, schedule)
     tables = [0] if widened_step(gemm, device) else table_sizes(gemm)
     choices: list[tuple[float, Spec]] = []
     for room in tables:

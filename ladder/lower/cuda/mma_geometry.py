@@ -19,7 +19,8 @@ from ladder.lower.gpu.raster import raster
 from schedules.codes import table_bytes
 from schedules.footprint import scale_span
 from schedules.layouts import TILE
-from schedules.schedule import GpuSchedule, check
+from schedules.legal import check_legal
+from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
 TILE_WARPS = 4
@@ -35,24 +36,7 @@ class MmaGeometry:
 
     groups: Groups
     step: MatrixStep
-    device: TileDevice
     schedule: GpuSchedule
-
-    def __post_init__(self) -> None:
-        s = self.schedule
-        check(s.warps % TILE_WARPS == 0, f"mma warps come in groups of four, got warps={s.warps}")
-        check(s.tile_m % STEP_COLUMNS == 0, f"mma takes rows of x by eight, got tile_m={s.tile_m}")
-        check(s.stages >= 2, f"mma needs at least 2 stages, got {s.stages}")
-        check(
-            s.split_k == 1 and not s.persistent,
-            "the mma pipeline neither splits K over blocks nor persists; use split_k=1, persistent=False",
-        )
-        check(bool(self._splits), f"{s.warps} warps do not divide a tile of {s.tile_m} x {s.tile_n}")
-        check(
-            self.shared_bytes <= self.device.shared_per_block,
-            f"{self.shared_bytes} bytes of shared memory exceed the {self.device.shared_per_block} of"
-            f" {self.device.name}; use fewer stages or smaller tiles",
-        )
 
     # ---- division of labour ---------------------------------------------------------
     @property
@@ -192,8 +176,9 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
 
     Raises ScheduleError if the schedule does not fit the problem or the device.
     """
+    check_legal(gemm, device, schedule)
     step, groups = select_step(device, gemm.activation), Groups(gemm, schedule.placement)
-    geo = MmaGeometry(groups, step, device, schedule)
+    geo = MmaGeometry(groups, step, schedule)
     return Spec(gemm, schedule, step, groups, geo, make_decoder(gemm, device, table=geo.table_bytes))
 
 
