@@ -20,8 +20,7 @@ from ladder.lower.rocm.dialect import cross_lane, shuffle_xor
 from ladder.lower.rocm.steps import RUN, STEPS_OF, WaveStep, best_step
 from schedules import waves
 from schedules.layouts import TILE
-from schedules.legal import check_legal
-from schedules.schedule import GpuSchedule
+from schedules.schedule import GpuSchedule, check
 from schedules.waves import GROUPS, STEP_ROWS, WAVE, leaves_offsets
 from targets import TileDevice
 
@@ -73,7 +72,22 @@ class WaveGeometry:
 
     groups: Groups
     step: WaveStep
+    device: TileDevice
     schedule: GpuSchedule
+
+    def __post_init__(self) -> None:
+        s = self.schedule
+        check(s.stages == 2, f"x has two stages in LDS, got stages={s.stages}")
+        check(
+            bool(waves.divisions(s)),
+            f"{s.warps} waves, {s.split_k} slices of K, do not divide a tile of {s.tile_m}"
+            f" x {waves.tile_rows(s)}",
+        )
+        check(
+            self.shared_bytes <= self.device.shared_per_block,
+            f"{self.shared_bytes} bytes of LDS exceed the {self.device.shared_per_block} of"
+            f" {self.device.name}; use smaller tiles",
+        )
 
     # ---- division of labour ---------------------------------------------------------
     @property
@@ -208,10 +222,9 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     Raises DeviceError if the device has no instruction for the activations.
     Raises ScheduleError if the schedule does not fit the device.
     """
-    check_legal(gemm, device, schedule)
     step = best_step(STEPS_OF[schedule.pipeline], device, gemm.activation)
     groups = Groups(gemm, schedule.placement)
-    geo, raw = WaveGeometry(groups, step, schedule), leaves_offsets(gemm, schedule)
+    geo, raw = WaveGeometry(groups, step, device, schedule), leaves_offsets(gemm, schedule)
     return Spec(gemm, device, schedule, step, groups, geo, raw, wave_decoder(gemm, device, raw=raw))
 
 

@@ -50,7 +50,7 @@ def rounded_up(probability: Fraction) -> float:
 
 @dataclass(frozen=True)
 class Bound:
-    """Sizes that bound the error of one draw, see the package's docstring.
+    """Sizes that bound the error of one draw, see the package's `README.md`.
 
     degree: d: of coefficients and of numerators and denominators of exponents.
     terms: K: distinct exponents of ``N_A D_B - N_B D_A``.

@@ -1,4 +1,4 @@
-"""The equivalence test; what it proves is worked out in the package's docstring."""
+"""The equivalence test; what it proves is worked out in the package's `README.md`."""
 
 from __future__ import annotations
 
