@@ -67,9 +67,9 @@ def test_every_strategy_is_needed(strategy: str) -> None:
     if strategy == "table":
         conversion = Conversion(get_type("nf4"), "float16", order="pairs")
         assert [x.strategy for x in proven_recipes(conversion)] == ["table", "table", "lookup"]
-    elif strategy == "crossed":
+    elif strategy == "xor":
         conversion = Conversion(get_type("fp4_e2m1"), "float16", order="float16 crossed")
-        assert [x.strategy for x in proven_recipes(conversion)] == ["crossed"]
+        assert [x.strategy for x in proven_recipes(conversion)] == ["xor"]
     elif strategy == "spread":
         conversion = Conversion(get_type("fp6_e3m2"), "float16", order="spread 8")
         assert [x.strategy for x in proven_recipes(conversion)] == ["spread"]
@@ -375,7 +375,7 @@ def test_folded_scales_bring_tiny_operands_back() -> None:
     """fp4_e2m1 in bfloat16 is 2**-126 of itself; as such it must not meet x, but a scale may."""
     gemm, device = Gemm(64, 64, "fp4_e2m1", "bfloat16", group_size=32), get_device(HOPPER)
     decoder = make_decoder(gemm, device, gains=True)
-    assert (decoder.choice.strategy, decoder.gains[0]) == ("crossed, unscaled", 1.0)
+    assert (decoder.choice.strategy, decoder.gains[0]) == ("xor, unscaled", 1.0)
     assert make_decoder(gemm, device, "accumulator").gains == (1.0, 1.0)
     scales = (2.0 ** np.arange(-40, -9) * 1.4140625).astype(ml_dtypes.bfloat16)
     exact = get_type("fp4_e2m1").probe_values()[:, None] * scales.astype(np.float64) / decoder.gains[0]

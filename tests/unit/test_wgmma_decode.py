@@ -38,4 +38,4 @@ def test_others_subtract_and_scale_apart(problem: Gemm) -> None:
 
 
 def test_bfloat16_folds_the_exponent_bias_into_scales() -> None:
-    assert scaled_decoder(gemm("fp4_e2m1", "bfloat16"), H200).decoder.choice.strategy == "crossed, unscaled"
+    assert scaled_decoder(gemm("fp4_e2m1", "bfloat16"), H200).decoder.choice.strategy == "xor, unscaled"

@@ -56,7 +56,7 @@ class BlockGeometry:
         most = self.shape.most_threads
         check(self.threads <= most, f"{self.threads} threads exceed the {most} of a block")
         self._check_groups()
-        self._check_crossed()
+        self._check_interleaved()
         check(
             plan.copies == "lanes" or "tma" in self.device.features,
             f"{self.device.name} has no tensor copies; use copies='lanes'",
@@ -147,9 +147,9 @@ class BlockGeometry:
         """Spread of fragments over the lanes of a warp."""
         return shape_of(self.device)
 
-    def _check_crossed(self) -> None:
-        """Check that columns, whose fragments lie crossed by twos, make up whole pairs."""
-        for node in self.program.block.nodes if self.crossed else ():
+    def _check_interleaved(self) -> None:
+        """Check that columns, whose fragments lie interleaved by twos, make up whole pairs."""
+        for node in self.program.block.nodes if self.interleaved else ():
             columns = 1 if node.operator in ("input", "store") else self.program.shape(node.name)[1]
             wide = 2 * self.shape.columns
             check(
@@ -158,8 +158,8 @@ class BlockGeometry:
             )
 
     @property
-    def crossed(self) -> bool:
-        """Whether the columns of two fragments lie crossed, as the rows of packed weights do."""
+    def interleaved(self) -> bool:
+        """Whether the columns of two fragments lie interleaved, as the rows of packed weights do."""
         return self.shape.columns > CHUNK_ELEMENTS and any(n.tile.ttype.is_block for n in self.program.loads)
 
     @property

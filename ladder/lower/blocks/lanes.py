@@ -126,7 +126,7 @@ class FragmentLanes(Lanes):
 
     def column(self, n: Expr, place: Expr) -> Expr:
         """Return a column of a fragment; eight of them lie together."""
-        if not self.geo.crossed:
+        if not self.geo.interleaved:
             return n * self.columns + place
         return n // 2 * 32 + place // 8 * 16 + n % 2 * 8 + place % 8
 
@@ -136,7 +136,7 @@ class FragmentLanes(Lanes):
         if self.columns == CHUNK_ELEMENTS:
             return n, first * 2
         part, within = first // CHUNK_ELEMENTS, first % CHUNK_ELEMENTS * 2
-        return (n // 2 * 4 + part * 2 + n % 2 if self.geo.crossed else n * 2 + part), within
+        return (n // 2 * 4 + part * 2 + n % 2 if self.geo.interleaved else n * 2 + part), within
 
 
 def fragment_lanes(lanes: Lanes) -> FragmentLanes:

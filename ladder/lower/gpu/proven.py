@@ -52,7 +52,7 @@ STRATEGIES: dict[str, Propose] = {
     "magic": propose_magic,
     "split magic": propose_split_magic,
     "wired": propose_wired,
-    "crossed": propose_xor,
+    "xor": propose_xor,
     "spread": propose_spread,
     "through bfloat16": propose_through_bfloat,
     "bytes": propose_bytes,
@@ -65,7 +65,7 @@ STRATEGIES: dict[str, Propose] = {
 RAW_STRATEGIES: dict[str, ProposeRaw] = {
     "placed": propose_placed,
     "wired, unscaled": propose_raw_wired,
-    "crossed, unscaled": propose_raw_xor,
+    "xor, unscaled": propose_raw_xor,
     "spread, unscaled": propose_raw_spread,
     "signed": propose_signed,
 }
@@ -84,10 +84,10 @@ STRATEGY_ORDERS = {
     "reference": BY_LANE,
     "lookup": (*LANES, "pairs"),
     "table": (*LANES, "bytes", "pairs"),
-    "crossed": tuple(XOR_PACKINGS),
+    "xor": tuple(XOR_PACKINGS),
     "spread": tuple(SPREAD),
     "spread, unscaled": tuple(SPREAD),
-    "crossed, unscaled": tuple(XOR_PACKINGS),
+    "xor, unscaled": tuple(XOR_PACKINGS),
 }
 """Orders of packed bits that a strategy can read; the others read `LANES`."""
 
