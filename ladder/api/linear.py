@@ -12,11 +12,10 @@ import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ladder.api.calibration import Moments, calibrated
-from ladder.api.clipping import clipped
 from ladder.api.linear_modules import matrix_of
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
-from ladder.api.quantization import quantize
+from ladder.api.quantization import clipped, quantize
 from ladder.api.scaled import is_scaled
 from ladder.api.scaled_linear import ScaledLinear
 from ladder.api.stored_weight import TYPES, Stored, StoredWeight, dequantize

@@ -109,7 +109,7 @@ def token_check(problem: Problem, gemm: Gemm) -> TokenCheck | None:
     Raises MissingToolError, CompilerError if it cannot be compiled.
     """
     from ladder.runtime.tokens import EIGHT_BIT
-    from ladder.simulate.tokens import simulate_tokens
+    from ladder.simulate.operator import simulate_tokens
 
     if not gemm.token_scale or gemm.activation not in EIGHT_BIT:
         return None

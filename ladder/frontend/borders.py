@@ -1,10 +1,12 @@
-"""Elements of a tensor turned around, and borders made of its own elements: for every importer."""
+"""Elements of a tensor turned around; borders made of its own elements, and ONNX's Pad by them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from ladder.frontend.importer import Importer
+from ladder.frontend.importer import Importer, attribute
+from ladder.frontend.onnx_call import Call
 
 Ends = tuple[str | None, str | None]
 
@@ -66,3 +68,40 @@ def wrapped(im: Importer, value: str, axis: int, before: int, after: int) -> End
         return None
     left = im.take_axis(value, axis, extent - before, before) if before else None
     return left, im.take_axis(value, axis, 0, after) if after else None
+
+
+BORDERS: Mapping[bytes, Border] = {b"reflect": reflected, b"edge": repeated, b"wrap": wrapped}
+"""Mode of Pad -> what it puts around a tensor."""
+
+
+def padded(call: Call) -> Any:
+    """Pad by known amounts; None if torch has to."""
+    rank = len(call.shape(0))
+    pads = call.ints(1, "pads") or []
+    axes = [axis % rank for axis in call.ints(3) or range(rank)]
+    mode = call.given.get("mode", b"constant")
+    amounts = list(zip(axes, pads, pads[len(axes) :], strict=False))
+    inside = None if call.out.startswith("fp8") else _cut(call, amounts)
+    if inside is None or mode not in (b"constant", *BORDERS):
+        return None
+    amounts = [(axis, max(before, 0), max(after, 0)) for axis, before, after in amounts]
+    if mode in BORDERS:
+        return bordered(call.im, inside, BORDERS[mode], amounts)
+    low, high = [0] * rank, [0] * rank
+    for axis, before, after in amounts:
+        low[axis], high[axis] = before, after
+    number = attribute(call.given.get("value") or call.number(2) or 0, call.ttype(0))
+    return call.im.g.add("pad", inside, low=tuple(low), high=tuple(high), value=number)
+
+
+def _cut(call: Call, amounts: Sequence[tuple[int, int, int]]) -> str | None:
+    """Return the operand without what amounts below 0 take away; None if that is not known to be there."""
+    value = call.tensor(0)
+    for axis, before, after in amounts:
+        extent, first, last = call.im.shape(value)[axis], max(-before, 0), max(-after, 0)
+        if not first and not last:
+            continue
+        if not isinstance(extent, int) or first + last > extent:
+            return None
+        value = call.im.take_axis(value, axis, first, extent - first - last)
+    return value

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from ladder.frontend.aten_rows import ROWS as ATEN
-from ladder.frontend.borders import mirrored
+from ladder.frontend.borders import mirrored, padded
 from ladder.frontend.onnx_call import Call, Row, Value, element_type
-from ladder.frontend.onnx_pads import padded
 from ladder.frontend.onnx_sizes import require_as_many
 from ladder.frontend.onnx_values import Known, divided
 from ladder.ir.extents import canonical, larger, only_adds, product, smaller, total

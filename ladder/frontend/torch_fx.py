@@ -53,10 +53,9 @@ from ladder.frontend.joined import (
     width_of,
 )
 from ladder.ir.build import GraphBuilder, prune
-from ladder.ir.convolution_gemm import insert_convolution
 from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
-from ladder.ir.gemm_graph import insert_gemm, weight_type
+from ladder.ir.gemm_graph import insert_convolution, insert_gemm, weight_type
 from ladder.ir.graph import Graph
 from ladder.ir.ops import get_operator
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention

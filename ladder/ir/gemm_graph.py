@@ -1,4 +1,4 @@
-"""The tile graph and the float64 reference of a GEMM; `ladder.rewrite.gemm_match` goes the other way."""
+"""The tile graph and float64 reference of a GEMM or convolution; `rewrite.gemm_match` goes the other way."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.ir.operator import Attributes
 from ladder.ir.ops import get_operator, unary_operators
+from ladder.ir.windows import Windows
 from tile_types.errors import DTypeError, ShapeError
 from tile_types.library import group_scaled
 from tile_types.quantized import QuantizedTensor
@@ -184,3 +185,34 @@ def _float64(values: Any) -> npt.NDArray[np.float64]:
     """Return float64 numpy from numpy (ml_dtypes included) or torch."""
     held = values.detach().double().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
     return held.astype(np.float64)
+
+
+def insert_convolution(g: GraphBuilder, gemm: Gemm, x: str, b: str, given: Mapping[str, str]) -> str:
+    """Add the operators of a convolution of one group to a graph and return its result ``[B, P, Q, N]``.
+
+    x, b: The image ``[B, H, W, C]`` and the weight ``[N, K]`` of `ladder.ir.gemm_graph.weight_type`.
+    given: ``row_scale``, ``bias`` and ``residual``, where the problem has them.
+    """
+    at = gemm.windows or Windows((1, 1))
+    weight = g.add("reshape", decoded(g, gemm, b), shape=(gemm.n, *at.kernel, gemm.channels))
+    places, sizes = _places(at, g.tile(x).shape[1:3])
+    spec = f"n {places} c, f r0 r1 c -> n h0 h1 f"
+    value = g.add("contract", x, weight, spec=spec, sizes=sizes, pad=any(at.padding), type="float32")
+    if "row_scale" in given:
+        value = g.add("mul", value, given["row_scale"])
+    for role in ("bias", "residual"):
+        if role in given:
+            value = g.add("add", value, as_type(g, given[role], "float32"))
+    for operator in gemm.epilogue:
+        value = g.add(operator, value)
+    return as_type(g, value, gemm.output)
+
+
+def _places(at: Windows, extents: tuple[Any, ...]) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """Return the affine indices of windows, and the extents of their names."""
+    places, sizes = [], []
+    for axis, extent in enumerate(extents):
+        shift = f"-{at.padding[axis]}" if at.padding[axis] else ""
+        places.append(f"{at.stride[axis]}*h{axis}+{at.dilation[axis]}*r{axis}{shift}")
+        sizes += [(f"h{axis}", at.extent(extent, axis)), (f"r{axis}", at.kernel[axis])]
+    return " ".join(places), tuple(sizes)

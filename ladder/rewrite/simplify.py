@@ -6,6 +6,7 @@ from ladder.ir.graph import Graph
 from ladder.rewrite.attention_layout import QUERY_LAYOUT
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
 from ladder.rewrite.attention_rules import ATTENTION_FORMS
+from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS, ROWS_OF_PRODUCTS
 from ladder.rewrite.convolution_rules import (
     CHANNEL_GROUPS,
     CHANNELS_LAST,
@@ -23,11 +24,8 @@ from ladder.rewrite.identities import (
     OUTER_PRODUCTS,
     RESHAPE_SINKING,
 )
-from ladder.rewrite.join_rules import JOIN_FOLDING
 from ladder.rewrite.merge import merge_all_but_windows, merge_equal
 from ladder.rewrite.passes import Pass, rewriting, run_passes
-from ladder.rewrite.reduction_rules import MERGED_REDUCTIONS
-from ladder.rewrite.row_rules import ROWS_OF_PRODUCTS
 from ladder.rewrite.rules import Rules
 from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER, as_given
 from schedules.attention import has_kernels, is_nvidia

@@ -227,7 +227,7 @@ def test_keys_and_values_in_small_types(ttype: str, bound: float) -> None:
 
 @pytest.mark.parametrize("options", [{"group_size": 32}, {"group_size": 48}, {}])
 def test_clipping_never_errs_more(options: dict[str, int]) -> None:
-    from ladder.api.clipping import clipped
+    from ladder.api.quantization import clipped
 
     torch.manual_seed(0)
     weight = torch.randn(16, 100) ** 3

@@ -14,8 +14,7 @@ from ladder.lower.build import emit_quantizer
 from ladder.lower.gpu.quantize import Quantization, tiled
 from ladder.simulate import simulate_launch
 from ladder.simulate.machine import ORDERS
-from ladder.simulate.operator import FAMILIES
-from ladder.simulate.tokens import simulate_tokens
+from ladder.simulate.operator import FAMILIES, simulate_tokens
 from targets import get_device
 from tile_types.errors import ConversionError, DTypeError, ScheduleError
 

@@ -16,6 +16,7 @@ from ladder.ir import (
 )
 from ladder.ir.build import bind
 from ladder.rewrite import Pass, Rule, pattern, rewrite, rewriting, run_passes
+from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS
 from ladder.rewrite.identities import (
     CONVERT_FOLDING,
     GROUPED_ATTENTION,
@@ -24,8 +25,6 @@ from ladder.rewrite.identities import (
     NEUTRAL_FOLDING,
     OUTER_PRODUCTS,
 )
-from ladder.rewrite.join_rules import JOIN_FOLDING
-from ladder.rewrite.reduction_rules import MERGED_REDUCTIONS
 from ladder.rewrite.transpose_rules import DEPTHWISE, TRANSPOSE_SINKING, as_given
 from tile_types.errors import VerificationError
 

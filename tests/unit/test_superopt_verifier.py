@@ -17,11 +17,10 @@ from ladder.ir import OPERATORS, Field, Graph, GraphBuilder, bind, finite_domain
 from ladder.ir.graph import Axis
 from ladder.ir.modular import LEAST_P, LEAST_Q
 from ladder.superopt.verifier import equivalence, verify_equal
-from ladder.superopt.verifier.bound import Bound, vanishing
+from ladder.superopt.verifier.bound import Bound, rank, vanishing
 from ladder.superopt.verifier.certificate import DELTA, FREE
 from ladder.superopt.verifier.equivalence import certify, forms_of
 from ladder.superopt.verifier.forms import Bounding
-from ladder.superopt.verifier.radicands import rank
 
 EQUAL = list(equal_pairs())
 X = {"x": (2, 2)}

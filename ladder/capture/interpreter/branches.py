@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
-from ladder.capture.heap.clones import Clones
-from ladder.capture.heap.mock import live_steps
+from ladder.capture.heap.mock import Clones, live_steps
 from ladder.capture.heap.nodes import CaptureError, MockStep, Node
 from ladder.capture.interpreter.emit import graph_results
 from ladder.capture.interpreter.endings import Ending, GraphBreak, Leaving, return_ending

@@ -12,10 +12,9 @@ from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, ActivationTile
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.decode import Decoder, make_decoder
-from ladder.lower.gpu.grouped import count_m_tiles
+from ladder.lower.gpu.grouped import count_m_tiles, raster
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import STEP_COLUMNS, MatrixStep, select_step
-from ladder.lower.gpu.raster import raster
 from schedules.codes import table_bytes
 from schedules.footprint import scale_span
 from schedules.layouts import TILE

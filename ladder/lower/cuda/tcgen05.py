@@ -38,8 +38,7 @@ from ladder.lower.cuda.wgmma_memory import Memory, Ring, initialise_barriers, pl
 from ladder.lower.cuda.wgmma_operands import Operands, allocate_registers
 from ladder.lower.cuda.wgmma_producer import Producer, encode_map, prefetch
 from ladder.lower.cuda.wgmma_products import pin_registers
-from ladder.lower.cuda.wgmma_spec import Spec, choose_spec
-from ladder.lower.cuda.wgmma_thread import MathThread, find_math_thread
+from ladder.lower.cuda.wgmma_spec import MathThread, Spec, choose_spec, find_math_thread
 from ladder.lower.cuda.wgmma_tiles import Tiles, emit_of_expert
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable

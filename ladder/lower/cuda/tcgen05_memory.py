@@ -14,7 +14,7 @@ from tvm.script import tirx as T
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_geometry import SHARED_RESERVED, WARP_ROWS, WgmmaGeometry
 from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE
-from ladder.lower.cuda.wgmma_thread import MathThread
+from ladder.lower.cuda.wgmma_spec import MathThread
 from schedules.footprint import TENSOR_COLUMNS, registers_per_thread, tensor_columns
 from targets import TileDevice
 

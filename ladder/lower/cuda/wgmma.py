@@ -24,8 +24,7 @@ from ladder.lower.cuda.wgmma_memory import Memory, Ring, allocate_memory, initia
 from ladder.lower.cuda.wgmma_operands import Operands, Registers
 from ladder.lower.cuda.wgmma_producer import Producer, encode_map, prefetch
 from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
-from ladder.lower.cuda.wgmma_spec import Spec, choose_spec
-from ladder.lower.cuda.wgmma_thread import MathThread, find_math_thread
+from ladder.lower.cuda.wgmma_spec import MathThread, Spec, choose_spec, find_math_thread
 from ladder.lower.cuda.wgmma_tiles import Tiles, Walk, emit_of_expert, walk_experts
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable

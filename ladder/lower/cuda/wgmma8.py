@@ -27,8 +27,7 @@ from ladder.lower.cuda.wgmma_products import (
     start_product,
     wait_groups,
 )
-from ladder.lower.cuda.wgmma_spec import Spec
-from ladder.lower.cuda.wgmma_thread import MathThread
+from ladder.lower.cuda.wgmma_spec import MathThread, Spec
 from ladder.lower.gpu.arguments import Arguments
 from schedules.layouts import TILE
 

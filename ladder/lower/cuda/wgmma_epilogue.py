@@ -21,8 +21,7 @@ from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums, Sum
 from ladder.lower.cuda.wgmma_geometry import WARP_ROWS, accumulator_m, accumulator_row, swizzled_run
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_handover import Stream
-from ladder.lower.cuda.wgmma_spec import Spec
-from ladder.lower.cuda.wgmma_thread import MathThread
+from ladder.lower.cuda.wgmma_spec import MathThread, Spec
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.epilogue import activate, finish_float, load_run
 from schedules.layouts import TILE

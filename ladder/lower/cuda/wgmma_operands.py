@@ -8,8 +8,7 @@ from typing import Any
 
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
-from ladder.lower.cuda.wgmma_spec import Spec
-from ladder.lower.cuda.wgmma_thread import MathThread
+from ladder.lower.cuda.wgmma_spec import MathThread, Spec
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.emission import SharedTable
 from ladder.lower.gpu.groups import bytes4, pair16

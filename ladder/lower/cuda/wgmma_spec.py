@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_geometry import WgmmaGeometry
 from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.emission import SharedTable, TirMachine
@@ -112,3 +113,19 @@ def choose_spec(
     geo = geometry(gemm, schedule)
     choose = byte_decoder if geo.groups.lane == 8 else scaled_decoder
     return Spec(gemm, device, schedule, geo, choose(gemm, device, geo.table_bytes))
+
+
+@dataclass(frozen=True)
+class MathThread:
+    """Its warpgroup, its place in that, its warp in the warpgroup, and the lane in the warp."""
+
+    group: Expr
+    group_thread: Expr
+    warp: Expr
+    lane: Expr
+
+
+def find_math_thread(thread: Expr) -> MathThread:
+    """Emit where a thread of the block stands among the math warpgroups."""
+    group, group_thread = b.bind(thread // 128), b.bind(thread % 128)
+    return MathThread(group, group_thread, b.bind(group_thread // 32), b.bind(group_thread % 32))

@@ -204,3 +204,17 @@ def _tiles_of(args: Arguments, expert: Expr, tile_m: int, lanes: Lanes) -> list[
 def _range(args: Arguments, start: Expr, stop: Expr) -> tuple[Expr, Expr]:
     """Return first and end of an expert's activation rows, within x whatever the offsets say."""
     return b.bind(T.max(start, 0)), b.bind(T.min(stop, args.m))
+
+
+def raster(block: Expr, rows: Expr, columns: Expr, width: int) -> tuple[Expr, Expr]:
+    """Return which of ``rows`` (along N) and ``columns`` (along M) of tiles a block computes.
+
+    Blocks walk bands of ``width`` rows, all columns of a band before the next one, so that neighbours share
+    operands in L2.
+    """
+    # The operands are positive, so truncating division spares the code for signs.
+    band = b.keep(columns * width)
+    first = b.keep(T.truncdiv(block, band) * width)
+    place = b.keep(T.truncmod(block, band))
+    own = b.keep(T.min(rows - first, width))
+    return first + T.truncmod(place, own), T.truncdiv(place, own)

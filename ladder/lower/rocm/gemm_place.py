@@ -11,9 +11,8 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
 from ladder.lower.gpu.arguments import Arguments
-from ladder.lower.gpu.grouped import count_m_tiles, find_m_tile
+from ladder.lower.gpu.grouped import count_m_tiles, find_m_tile, raster
 from ladder.lower.gpu.groups import Groups
-from ladder.lower.gpu.raster import raster
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import WaveDecoder, wave_decoder
 from ladder.lower.rocm.dialect import cross_lane, shuffle_xor

@@ -179,8 +179,8 @@ def _by_dot_products(
 
 
 def _convolution(memory: Workspace, step: PlanStep, entries: list[Any], read: Values) -> Bound | None:
+    from ladder.runtime.onnx_ops.evaluate import operation_of_call
     from ladder.runtime.onnx_ops.integers import convolution_form, fills_blocks, weight_words
-    from ladder.runtime.onnx_ops.plan_calls import operation_of_call
 
     x, w, x_zero, w_zero = [*read, None, None][:4]
     weight, less = _constant(memory, w), _constant(memory, w_zero)

@@ -176,7 +176,7 @@ def is_onnx(target: str) -> bool:
 
 def onnx_run(node: Node, now: CallSizes) -> Run:
     """Return ``(operands) -> results`` of an ONNX operator; results must be what the graph states."""
-    from ladder.runtime.onnx_ops.plan_calls import operation_run
+    from ladder.runtime.onnx_ops.evaluate import operation_run
 
     given = node_attributes(node)
     run = operation_run(given["target"], dict(given["keywords"]), len(node.tiles))

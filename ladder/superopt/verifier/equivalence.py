@@ -17,7 +17,7 @@ from ladder.ir.graph import Graph
 from ladder.ir.interpret import NUMERIC, interpret
 from ladder.ir.modular import UndefinedResidueError, draw_large_prime, draw_prime
 from ladder.ir.quantized_values import Components
-from ladder.superopt.verifier.bound import Bound, bound_of
+from ladder.superopt.verifier.bound import LIMIT, Bound, Radicands, bound_of
 from ladder.superopt.verifier.certificate import (
     DELTA,
     EXPONENTIALS,
@@ -33,7 +33,6 @@ from ladder.superopt.verifier.certificate import (
 from ladder.superopt.verifier.coverage import require_complete, signatures_differ
 from ladder.superopt.verifier.domains import conditions, require_defined
 from ladder.superopt.verifier.forms import Bounding, Forms
-from ladder.superopt.verifier.radicands import LIMIT, Radicands
 from ladder.superopt.verifier.relations import Plan, RootRelations, Store, related
 from ladder.superopt.verifier.values import Conversions, domain_of
 from tile_types.errors import VerificationError

@@ -1,0 +1,184 @@
+"""Rules about axes: reductions along neighbours are one, functions come before reshapes, slices before joins.
+
+What loops fill part by part, as ``out[:, t] = h``, is one join of all that they wrote.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+from ladder.ir.build import GraphBuilder, node_attributes
+from ladder.ir.extents import Shape, product, total
+from ladder.ir.graph import Node
+from ladder.ir.ops import get_operator
+from ladder.ir.shapes import replaced
+from ladder.rewrite.rules import Match, Pattern, Rule, Rules, pattern
+from tile_types.tile import Extent
+
+Pair = tuple[Extent, ...]
+"""Extents of two neighbouring axes."""
+
+
+def _merge(match: Match) -> str | None:
+    """``reduce(reduce(x, axis + 1), axis)`` -> reduction of x with both axes joined."""
+    inner, shape = match.node("inner"), match.tile("x").shape
+    outer, below = node_attributes(match.root), node_attributes(inner)
+    axis = outer["axis"] % len(inner.tile.shape)
+    same = inner.operator == match.root.operator and outer["keep"] == below["keep"]
+    if not same or below["axis"] % len(shape) != axis + 1:
+        return None
+    joined = _joined(match, match["x"], axis - len(shape), shape[axis : axis + 2])
+    if joined is None:
+        return None
+    given: dict[str, Any] = dict(match.root.attributes) | {"axis": axis}
+    value = match.builder.add(match.root.operator, joined, **given)
+    return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
+def _joined(match: Match, value: str, axis: int, pair: Pair) -> str | None:
+    """Return a value with an axis, counted from the end, and the next joined; None where that takes work.
+
+    pair: The extents of both in what is computed of it.
+    """
+    node, shape = match.builder.node(value), match.builder.tile(value).shape
+    at, row = len(shape) + axis, get_operator(node.operator)
+    if at < 0:
+        return value if at < -1 or shape[0] == 1 else None
+    if row.elementwise or node.operator == "convert":
+        operands = [_joined(match, operand, axis, pair) for operand in node.inputs]
+        found = [operand for operand in operands if operand is not None]
+        attributes: dict[str, Any] = dict(node.attributes)
+        return match.builder.add(node.operator, *found, **attributes) if found == operands else None
+    both = shape[at : at + 2]
+    stored = row.role == "input" or row.engine in ("product", "library") or node.operator == "reshape"
+    if both != (1, 1) and not (stored and both == pair):
+        return None
+    return match.builder.add("reshape", value, shape=(*shape[:at], product(both), *shape[at + 2 :]))
+
+
+MERGED_REDUCTIONS: Rules = (
+    Rule(
+        "neighbouring axes of reductions",
+        pattern("reduce_sum|reduce_max", pattern("reduce_sum|reduce_max", "x", name="inner")),
+        _merge,
+    ),
+)
+
+
+def _rows(match: Match, value: str) -> str | None:
+    """Return the matrix that a value is in another shape, with the same last axis."""
+    node = match.builder.node(value)
+    if node.operator != "reshape":
+        return None
+    source, shape = match.builder.tile(node.inputs[0]).shape, node.tile.shape
+    return node.inputs[0] if len(source) == 2 and len(shape) > 2 and source[1] == shape[-1] else None
+
+
+def _before_reshape(match: Match) -> str | None:
+    """``f(reshape(rows), vector, number)`` -> ``reshape(f(rows, vector, number))``."""
+    root = match.root
+    if not get_operator(root.operator).elementwise or len(root.tile.shape) < 3:
+        return None
+    columns, operands, matrices = root.tile.shape[-1], list[str](), set[tuple[Any, ...]]()
+    for value in root.inputs:
+        shape, rows = match.builder.tile(value).shape, _rows(match, value)
+        if rows is not None and shape == root.tile.shape:
+            matrices.add(match.builder.tile(rows).shape)
+        elif product(shape) != 1 and (shape[-1:] != (columns,) or product(shape) != columns):
+            return None
+        elif rows is None and len(shape) > 2:
+            rows = match.builder.add("reshape", value, shape=shape[-1:])
+        operands.append(rows or value)
+    if len(matrices) != 1:
+        return None
+    attributes: dict[str, Any] = dict(root.attributes)
+    made = match.builder.add(root.operator, *operands, **attributes)
+    return match.builder.add("reshape", made, shape=root.tile.shape)
+
+
+ROWS_OF_PRODUCTS: Rules = (Rule("functions of rows before they are reshaped", Pattern(), _before_reshape),)
+"""A product of tensors of more axes reshapes its rows; its kernel then computes what follows by element."""
+
+
+def _slice_of_slice(match: Match) -> str:
+    """``slice(slice(x))`` -> ``slice(x)``."""
+    outer, inner = node_attributes(match.root), match.attributes("inner")
+    rank = len(outer["begin"])
+    steps, further = (given["step"] or (1,) * rank for given in (inner, outer))
+    begin = [
+        total((first, product((step, then))))
+        for first, step, then in zip(inner["begin"], steps, outer["begin"], strict=True)
+    ]
+    step = tuple(a * b for a, b in zip(steps, further, strict=True))
+    return _box(match.builder, match["x"], tuple(begin), match.root, step)
+
+
+def _box(builder: GraphBuilder, value: str, begin: Shape, like: Node, step: tuple[int, ...]) -> str:
+    return builder.add("slice", value, begin=begin, shape=like.tile.shape, step=step)
+
+
+def _marks(builder: GraphBuilder, join: Node, axis: int) -> list[int] | None:
+    """Return where the operands of a join begin, and where the last ends; None if sizes decide that."""
+    extents = [builder.tile(value).shape[axis] for value in join.inputs]
+    if not all(isinstance(extent, int) for extent in extents):
+        return None
+    return [*accumulate(map(int, extents), initial=0)]
+
+
+def _slice_of_join(match: Match) -> str | None:
+    """``slice(concat(..., x, ...))`` -> ``slice(x)`` where it shows nothing of the others."""
+    join, given = match.node("join"), node_attributes(match.root)
+    axis = node_attributes(join)["axis"] % len(join.tile.shape)
+    begin, count = given["begin"][axis], match.root.tile.shape[axis]
+    marks = _marks(match.builder, join, axis)
+    if marks is None or not (isinstance(begin, int) and isinstance(count, int) and count):
+        return None
+    last = begin + (count - 1) * (given["step"] or (1,) * (axis + 1))[axis]
+    for value, (low, high) in zip(join.inputs, pairwise(marks), strict=True):
+        if low <= begin and last < high:
+            place = replaced(given["begin"], axis, begin - low)
+            return _box(match.builder, value, place, match.root, given["step"])
+    return None
+
+
+def _join_of_slices(match: Match) -> str | None:
+    """``concat(..., slice(concat(xs)), ...)`` -> ``concat(..., some of xs, ...)``."""
+    axis = node_attributes(match.root)["axis"] % len(match.root.tile.shape)
+    parts: list[str] = []
+    for value in match.root.inputs:
+        parts += _shown(match.builder, value, axis) or [value]
+    if parts == [*match.root.inputs]:
+        return None
+    return match.builder.add("concat", *parts, level=match.root.tile.level, axis=axis)
+
+
+def _shown(builder: GraphBuilder, value: str, axis: int) -> list[str] | None:
+    """Return what a slice along one axis shows of the operands of a join along it; None if it is none."""
+    cut = builder.node(value)
+    if cut.operator != "slice":
+        return None
+    join, given = builder.node(cut.inputs[0]), node_attributes(cut)
+    shape, whole = cut.tile.shape, join.tile.shape
+    if join.operator != "concat" or node_attributes(join)["axis"] % len(whole) != axis:
+        return None
+    marks, begin, count = _marks(builder, join, axis), given["begin"][axis], shape[axis]
+    along = replaced(shape, axis, whole[axis]) == whole and not {*given["step"]} - {1}
+    if not along or marks is None or not (isinstance(begin, int) and isinstance(count, int)):
+        return None
+    found = []
+    for part, (low, high) in zip(join.inputs, pairwise(marks), strict=True):
+        first, end = max(begin, low), min(begin + count, high)
+        if first < end:
+            own = replaced(shape, axis, end - first)
+            place = replaced((0,) * len(shape), axis, first - low)
+            is_all = end - first == high - low
+            found.append(part if is_all else builder.add("slice", part, begin=place, shape=own))
+    return found
+
+
+JOIN_FOLDING: Rules = (
+    Rule("fold slice of slice", pattern("slice", pattern("slice", "x", name="inner")), _slice_of_slice),
+    Rule("slice an operand of a join", pattern("slice", pattern("concat", name="join")), _slice_of_join),
+    Rule("join operands of joins", pattern("concat"), _join_of_slices),
+)
