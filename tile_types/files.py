@@ -21,12 +21,26 @@ def replacing(path: Path, error: type[LadderError] = ArtifactError, advice: str 
     error: What is raised if the system refuses.
     advice: What its message ends with.
     """
-    part = final = path
-    try:
-        part, final = _places(path)
+    with _beside(path, error, advice) as (part, final):
         yield part
         if part != final:
             part.replace(final)
+
+
+def require_writable(path: Path) -> None:
+    """Raise ArtifactError, before work that takes long, where `replacing` could not make the file."""
+    with _beside(path, ArtifactError, "") as (part, final):
+        if part != final:
+            part.touch()
+
+
+@contextlib.contextmanager
+def _beside(path: Path, error: type[LadderError], advice: str) -> Iterator[tuple[Path, Path]]:
+    """Give where to write and what that replaces; what is left there in the end goes."""
+    part = final = path
+    try:
+        part, final = _places(path)
+        yield part, final
     except OSError as cause:
         raise error(f"cannot write {path}: {cause.strerror or cause}{advice}") from cause
     finally:

@@ -71,6 +71,22 @@ def require_representable(ttype: TType | str, core: str, zero: str = "none") -> 
     raise ConversionError(f"{what} does not fit in {core} without loss; {advice}")
 
 
+@lru_cache(maxsize=4096)
+def unheld_codes(ttype: TType | str, core: str) -> npt.NDArray[np.bool_]:
+    """Tell of each code of a type, up to 16 bits, whether ``core`` lacks its value.
+
+    Of a type that is `representable` there, these are codes that `TType.encode` does not produce: NaN,
+    infinity, and those left out of ``finite_codes``.
+    """
+    element, form = get_type(ttype).element_type, _core(core)
+    values, held = element.values(), form.decode_codes(form.probe_codes())
+    special = ~np.isfinite(values)
+    lost = special & ~np.isin(values, held) & ~(np.isnan(values) & np.isnan(held).any())
+    if element.exact:
+        lost[~special] = ~_equal(values[~special], form)
+    return lost
+
+
 def significant_bits(core: str) -> int:
     """Return p such that the core holds every integer up to 2**p (its precision)."""
     form = _core(core)
@@ -104,7 +120,11 @@ def _representable(element: TType, core: TType, zero: str) -> bool:
 
 
 def _keeps(values: npt.NDArray[np.float64], core: TType) -> bool:
-    return bool(np.array_equal(_survivors(values, core), values))
+    return bool(_equal(values, core).all())
+
+
+def _equal(values: npt.NDArray[np.float64], core: TType) -> npt.NDArray[np.bool_]:
+    return np.equal(_survivors(values, core), values)
 
 
 def _survivors(values: npt.NDArray[np.float64], core: TType) -> npt.NDArray[np.float64]:

@@ -209,6 +209,8 @@ def reason_to_refuse(examples: list[Any]) -> str:
         return "an argument is a subclass of Tensor"
     if any(value.is_nested for value in tensors):
         return "an argument is a nested tensor"
+    if any(value.is_quantized for value in tensors):
+        return "an argument is a quantized tensor of torch"
     if any(value.is_neg() for value in tensors):
         return "an argument is negated where it is read, and kernels would see its memory as it is"
     if len({value.device for value in tensors}) > 1:

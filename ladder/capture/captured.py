@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx
+import torch.utils.checkpoint
 
 from ladder.capture.explain import explain
 from ladder.capture.methods import attribute_of
@@ -68,6 +69,9 @@ REFUSALS = (
     MemoryError,
 )
 """What plans raise for arguments that they do not take, or where they cannot run: no faults of Ladder."""
+
+ENDS = (torch.utils.checkpoint._StopRecomputationError,)
+"""What torch itself raises inside a call to end it there: running on would do what is not wanted any more."""
 
 
 class Attempt(NamedTuple):
@@ -240,6 +244,8 @@ class Captured(Store):
 
     def _interrupted(self, attempt: Attempt, error: Exception, place: str) -> Any:
         """Carry on, not recording, where a graph raised: a fault, where the program raises nothing alike."""
+        if isinstance(error, ENDS):
+            raise error
         failures = attempt.here.failures
         failures[:] = [*failures[-MAX_FAILURES:], FAILED.name]
         with noting_raised(error) as places:

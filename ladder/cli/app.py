@@ -164,7 +164,7 @@ def tune(
     tokens: Annotated[str, typer.Option("-m", help="M to tune, separated by commas. [1 to 8192]")] = "",
     target: Target = "cuda/sm_90a",
     kernels: Annotated[int, typer.Option(help="Candidates to compile first.", min=1)] = 48,
-    seconds: Annotated[float, typer.Option(help="Begin no second round after this.")] = 40.0,
+    seconds: Annotated[float, typer.Option(help="Begin no second round after this.", min=0)] = 40.0,
     jobs: Annotated[int, typer.Option(help="Compiler processes. [one per core]", min=0)] = 0,
     compile_only: Annotated[
         bool, typer.Option("--compile-only", help="Only compile, into --output: needs no GPU.")
@@ -216,7 +216,7 @@ def superopt(
     group_size: Annotated[int, typer.Option(help="Weights that share a scale.", min=1)] = 128,
     target: Target = "cuda/sm_90a",
     trials: Trials = 1,
-    seconds: Annotated[float, typer.Option(help="Time budget of the search.")] = 600.0,
+    seconds: Annotated[float, typer.Option(help="Time budget of the search.", min=0)] = 600.0,
     jobs: Annotated[int, typer.Option(help="Processes.", min=1)] = 2,
     pruning: Annotated[bool, typer.Option(help="Prune by abstract expressions.")] = True,
     checkpoint: Annotated[Path | None, typer.Option(help="File to go on from and to write to.")] = None,
@@ -231,7 +231,10 @@ def superopt(
 ) -> None:
     """Search fused block graphs for a program, prove them equal to it, build and check their kernels."""
     from ladder.cli import superopt as command
+    from tile_types.files import require_writable
 
+    for path in filter(None, (show, checkpoint)):
+        require_writable(path)
     with console.progress() as step:
         report = command.run_superopt(
             program, operators=operators, kernels=most_kernels, loops=loops, seconds=seconds, jobs=jobs,
@@ -352,10 +355,11 @@ def report(
     from ladder.cli.model_page import page
     from ladder.cli.model_report import COLUMNS, page_path, run_report
     from ladder.cli.superopt import parse_sizes
+    from tile_types.files import require_writable
 
+    require_writable(path := output or page_path(model))
     with console.progress() as step:
         found = run_report(model, target, parse_sizes(sizes), step)
-    path = output or page_path(model)
     write_page(path, page(found))
     if as_json:
         console.print_json({**found.as_json(), "page": str(path)})
@@ -376,8 +380,8 @@ def write_page(path: Path, text: str) -> None:
 def first_run(
     output: Annotated[Path, typer.Argument(help="The file to write, a .json.")],
     target: Annotated[str, typer.Option(help="Device of this machine. [its first GPU]")] = "",
-    n: Annotated[int, typer.Option(help="Rows of the weights.")] = 4096,
-    k: Annotated[int, typer.Option(help="Columns of the weights.")] = 4096,
+    n: Annotated[int, typer.Option(help="Rows of the weights.", min=1)] = 4096,
+    k: Annotated[int, typer.Option(help="Columns of the weights.", min=1)] = 4096,
 ) -> None:
     """Run a product of every kind on a GPU that nobody has tried, and write what came of it to one file."""
     from ladder.cli.first_run import run_first, summary

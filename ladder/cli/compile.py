@@ -11,6 +11,7 @@ from ladder.cli.model_report import PYTHON, place_of, placed
 from ladder.runtime.model.saved import save_model
 from ladder.runtime.model.whole import WholeModel
 from tile_types.errors import DeviceError, ParseError
+from tile_types.files import require_writable
 
 if TYPE_CHECKING:
     import torch
@@ -30,10 +31,12 @@ def run_compile(
     Raises LadderError if the model cannot be read, compiled or written.
     """
     start = time.perf_counter()
+    path = output or Path(f"{Path(target.rpartition(':')[2]).stem}.ladder")
+    require_writable(path)
     step(f"compiling {target}")
     chosen, model = compiled(target, device)
     step("writing")
-    path = save_model(model, output or Path(f"{Path(target.rpartition(':')[2]).stem}.ladder"))
+    save_model(model, path)
     kinds = [part.part.kind for part in model.steps.steps]
     return {
         "path": str(path),

@@ -13,7 +13,7 @@ from ladder.cli.gemm import run_gemm
 from ladder.cli.problem import Problem, why_not_here
 from targets import get_device, rocm_architectures, visible_gpus
 from tile_types.errors import DeviceError, LadderError
-from tile_types.files import replacing
+from tile_types.files import replacing, require_writable
 
 WEIGHTS: Mapping[str, tuple[str, ...]] = {
     "float16": ("float16", "int4", "nf4", "mxfp4", "fp6_e3m2"),
@@ -94,6 +94,7 @@ def run_first(
     reason = why_not_here(get_device(target))
     if reason:
         raise DeviceError(f"nothing can run: {reason}")
+    require_writable(path)
     found: dict[str, Any] = {"machine": machine(target), "results": []}
     for problem in problems(target, shape):
         step(f"{problem.weight} x {problem.activation_type}, M={problem.m}")

@@ -14,9 +14,10 @@ GroupSize = Annotated[
     int | None,
     typer.Option(help="Elements along K per scale; -1 for one per row. [default: the type's own, else 128]"),
 ]
-Rows = Annotated[int, typer.Option("-m", help="Rows of the activations (tokens).", min=0)]
-Outputs = Annotated[int, typer.Option("-n", help="Rows of the weight (outputs).", min=1)]
-Inputs = Annotated[int, typer.Option("-k", help="Columns of the weight (inputs).", min=1)]
+MOST_EXTENT = (1 << 31) - 1
+Rows = Annotated[int, typer.Option("-m", help="Rows of the activations (tokens).", min=0, max=MOST_EXTENT)]
+Outputs = Annotated[int, typer.Option("-n", help="Rows of the weight (outputs).", min=1, max=MOST_EXTENT)]
+Inputs = Annotated[int, typer.Option("-k", help="Columns of the weight (inputs).", min=1, max=MOST_EXTENT)]
 Zero = Annotated[str, typer.Option(help="Zero points: none, integer or float.")]
 Bias = Annotated[bool, typer.Option("--bias/--no-bias", help="Add a bias vector.")]
 Epilogue = Annotated[str, typer.Option(help="Element-wise operators applied last, separated by commas.")]

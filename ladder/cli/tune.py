@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 from ladder.cli.console import Progress
 from ladder.cli.problem import Problem, as_here, why_not_here
 from ladder.runtime.compile import tuning_database
-from ladder.runtime.compile_pool import Campaign, CompilePool, at_shapes, load, save
+from ladder.runtime.compile_pool import MANIFEST, Campaign, CompilePool, at_shapes, load, save
 from ladder.runtime.gauge import Gauge
 from ladder.runtime.tune import Effort, Run, compile_campaigns, finals, measure_all, remember, tune
 from schedules.search import TOKENS
 from schedules.tuning import Measurement, best_rows
 from targets import get_device
 from tile_types.errors import DeviceError, ParseError
+from tile_types.files import require_writable
 
 COLUMNS = ("N", "K", "M", "us", "schedule")
 
@@ -80,7 +82,13 @@ def _positive(text: str) -> int:
 
 
 def compile_only(campaign: Campaign, folder: Path, effort: Effort, workers: int, step: Progress) -> Tuned:
-    """Compile candidates into a folder: needs no GPU."""
+    """Compile candidates into a folder: needs no GPU.
+
+    Raises ArtifactError, before compiling, if nothing can be written there.
+    """
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    require_writable(folder / MANIFEST)
     with CompilePool(workers) as pool:
         compile_campaigns([campaign], Run(pool, Gauge(), effort, step))
     return Tuned((), save([campaign], folder), str(folder))

@@ -7,6 +7,7 @@ initializers under a node ``stored``. What `onnx_native` reads back is the same 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,8 @@ from ladder.ir.ops import get_operator
 from ladder.ir.printer import print_literal
 from ladder.runtime.model.program import Source
 from tile_types.arrays import numpy_dtype
-from tile_types.errors import ArtifactError, ShapeError
+from tile_types.errors import ShapeError
+from tile_types.files import replacing
 from tile_types.identity import own_values
 from tile_types.tile import Tile
 from tile_types.ttype import TType
@@ -49,26 +51,27 @@ def export_onnx(imported: Imported, path: str | os.PathLike[str], *, external: b
     external: Whether tensors go into ``<path>.data``; by default where they take more than 2 GB.
     Returns: The path.
     Raises ShapeError if an input takes no part in the graph.
-    Raises ArtifactError if the file cannot be written.
+    Raises ArtifactError if a file cannot be written; older files there stay as they were.
     """
     target = Path(os.fspath(path))
     model, arrays = _Writer(imported).model()
     total = sum(array.nbytes for array in arrays.values())
     apart = total > LARGEST if external is None else external
-    try:
+    data = Path(f"{target}.data")
+    with contextlib.ExitStack() as files:
+        part = files.enter_context(replacing(target))
         if apart:
-            with open(f"{target}.data", "wb") as data:
-                model.graph.initializer.extend(_apart(name, array, data) for name, array in arrays.items())
+            stream = files.enter_context(files.enter_context(replacing(data)).open("wb"))
+            tensors = (_apart(name, array, stream, data.name) for name, array in arrays.items())
         else:
-            model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items())
-        target.write_bytes(model.SerializeToString())
-    except OSError as error:
-        raise ArtifactError(f"cannot write {target}: {error}") from error
+            tensors = (onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+        model.graph.initializer.extend(tensors)
+        part.write_bytes(model.SerializeToString())
     return target
 
 
-def _apart(name: str, array: np.ndarray, data: IO[bytes]) -> Any:
-    """Write a tensor's data to a file, and return the tensor that says where."""
+def _apart(name: str, array: np.ndarray, data: IO[bytes], location: str) -> Any:
+    """Write a tensor's data to a file that will be at ``location``, and return the tensor that says where."""
     data.write(b"\0" * (-data.tell() % ALIGNMENT))
     begin = data.tell()
     data.write(np.ascontiguousarray(array).tobytes())
@@ -78,7 +81,7 @@ def _apart(name: str, array: np.ndarray, data: IO[bytes]) -> Any:
         data_type=onnx.helper.np_dtype_to_tensor_dtype(array.dtype),
         data_location=onnx.TensorProto.EXTERNAL,
     )
-    for key, value in (("location", Path(data.name).name), ("offset", begin), ("length", array.nbytes)):
+    for key, value in (("location", location), ("offset", begin), ("length", array.nbytes)):
         tensor.external_data.add(key=key, value=str(value))
     return tensor
 

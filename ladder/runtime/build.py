@@ -232,11 +232,16 @@ def _keep(key: str, path: Path, manifest: Mapping[str, Any], sources: Mapping[st
             entry = KernelCache().store(key, path, manifest, sources)
             return Kernel(entry.library, entry.manifest, False, entry.sources)
         except CacheError as error:
-            log.warning("%s; the kernel is used without being kept", error)
+            _tell_once(f"{error}; kernels are used without being kept")
     # A new folder each time: a library that is loaded must never be written to.
     kept = Path(tempfile.mkdtemp(dir=_scratch_folder())) / path.name
     shutil.copyfile(path, kept)
     return Kernel(kept, {**manifest, DIGEST: file_digest(kept)}, False, lambda: sources)
+
+
+@cache
+def _tell_once(message: str) -> None:
+    log.warning(message)
 
 
 @cache

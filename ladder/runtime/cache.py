@@ -275,7 +275,7 @@ class KernelCache:
             held = path.open("w")
             fcntl.flock(held, fcntl.LOCK_EX)
         except OSError as error:
-            log.warning("no lock in %s (%s): several processes may build one kernel", path.parent, error)
+            log.info("no lock in %s (%s): several processes may build one kernel", path.parent, error)
             yield
             return
         with held:
@@ -306,8 +306,8 @@ class KernelCache:
                     return entry
         except OSError as error:
             raise CacheError(
-                f"cannot write the kernel cache {self.root}: {error}; set LADDER_CACHE_DIR to a folder"
-                " that you can write, or LADDER_CACHE=0"
+                f"cannot write the kernel cache {self.root}: {error.strerror or error}; set LADDER_CACHE_DIR"
+                " to a folder that you can write, or LADDER_CACHE=0"
             ) from error
         raise CacheError(f"the kernel cache {self.root} does not keep what is written to it")
 

@@ -99,30 +99,42 @@ def load_library(data: bytes, title: str, family: str = "cpu") -> Any:
     title: For messages.
     family: Device family it was built for.
     Returns: ``tvm_ffi.Module``; ``module[name]`` is an entry.
-    Raises ArtifactError if the system's loader refuses the library.
+    Raises ArtifactError if the system's loader refuses the library, or there is no room for it.
     """
     if not data.startswith(ELF):
         raise ArtifactError(f"cannot load the kernel library {title}: it is none; build it again")
     load_runtime(family)
     import tvm_ffi
 
-    with _private_folder() as folder:
-        path = Path(folder) / f"{hashlib.sha256(data).hexdigest()}.so"
-        path.write_bytes(data)
+    with contextlib.ExitStack() as folders:
+        try:
+            path = _private_file(data, folders)
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot write the kernel library {title} anywhere: {error.strerror or error}; free some"
+                " room, or set TMPDIR to a folder that you can write"
+            ) from error
         try:
             return tvm_ffi.load_module(str(path))
         except RuntimeError as error:
             raise ArtifactError(f"cannot load the kernel library {title}: {error}; build it again") from error
 
 
-def _private_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder below the cache, or the system's where the cache is off or cannot be written."""
+def _private_file(data: bytes, folders: contextlib.ExitStack) -> Path:
+    """Write a new folder's only file, below the cache or, where that is off or takes none, the system's."""
+    name = f"{hashlib.sha256(data).hexdigest()}.so"
     if knobs.settings.cache:
-        parent = cache_root() / "tmp"
         with contextlib.suppress(OSError):
+            parent = cache_root() / "tmp"
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=parent)
-    return tempfile.TemporaryDirectory(prefix="ladder-")
+            kept = tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=parent)
+            return _written(Path(folders.enter_context(kept)) / name, data)
+    return _written(Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="ladder-"))) / name, data)
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
 
 
 def thread_count() -> int:

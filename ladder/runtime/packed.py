@@ -9,11 +9,14 @@ from dataclasses import fields as dataclass_fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
-from tile_types.arrays import from_portable, portable
-from tile_types.errors import ArtifactError, ShapeError, TypeValuesError, require_kind
+from tile_types.arrays import arrays_of, from_portable, portable
+from tile_types.errors import ArtifactError, ConversionError, ShapeError, TypeValuesError, require_kind
 from tile_types.identity import VALUES, own_values, require_values
+from tile_types.ttype import EXHAUSTIBLE_BITS
 
 if TYPE_CHECKING:
     import torch
@@ -203,9 +206,11 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
     device: Any device of the family that packs bits in the same order (`own_order`).
     weight: Codes ``[N, K]`` with scales and zero points; an offset becomes zero points.
     Raises ShapeError if the matrix is not the one the problem speaks of.
+    Raises ConversionError if it has codes whose values, such as NaN, the device's operand type lacks.
     """
     weight = weight.without_offset()
     _check_weight(gemm, weight)
+    _check_codes(weight, _operand_type(gemm, device))
     if device.is_gpu:
         return PackedWeight(gemm, GPU, _fragments(gemm, device, weight), own_order(gemm, device))
     from ladder.lower import cpu
@@ -228,6 +233,32 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
         wrong.append(f"group size is {group}, expected {gemm.group_size}")
     if wrong:
         raise ShapeError(f"this quantized weight does not fit the operator: {'; '.join(wrong)}")
+
+
+def _operand_type(gemm: Gemm, device: TileDevice) -> str:
+    """Return what the kernels of a device decode the weight to."""
+    if device.is_gpu:
+        from ladder.lower.gpu.proven import operand_type
+    else:
+        from ladder.ir.program.product import operand_type
+    return operand_type(gemm)
+
+
+def _check_codes(weight: QuantizedTensor, operand: str) -> None:
+    """Raise ConversionError if a code stands for a value that the operand type lacks."""
+    from tile_types.representable import unheld_codes
+
+    if weight.ttype.elem_bits > EXHAUSTIBLE_BITS or not (lost := unheld_codes(weight.ttype, operand)).any():
+        return
+    codes = weight.codes()
+    xp = arrays_of(codes)
+    found = xp.take(xp.array(lost, "float64", codes), xp.cast(codes, "int32"))
+    if found.any():
+        names = ", ".join(f"{value:g}" for value in np.unique(weight.ttype.values()[lost])[:4])
+        raise ConversionError(
+            f"the weight has codes of {weight.ttype.name} whose values ({names}) do not exist in {operand};"
+            " use another activation type"
+        )
 
 
 def _fragments(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from ladder.capture import capture
@@ -94,6 +95,22 @@ def test_torch_compile_around_a_captured_function() -> None:
             assert torch.equal(around(x), model[1](model[0](x)))
     torch._dynamo.reset()
     assert (fast.outcome, len(fast.records)) == ("whole", 1)
+
+
+def test_a_checkpoint_of_torch_around_a_captured_function() -> None:
+    """Torch ends the second forward pass by an exception once it has what it needs."""
+    captured = capture(_scores)
+    for x in torch.randn(3, 2, 4):
+        slopes = []
+        for function in (_scores, captured):
+            given = x.clone().requires_grad_()
+            torch.utils.checkpoint.checkpoint(function, given, use_reentrant=False).square().sum().backward()
+            slopes.append(given.grad)
+        assert torch.equal(*slopes)
+
+
+def _scores(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x * 2 + 1, -1)
 
 
 def test_what_is_raised_only_beneath_a_compiler_is_not_raised() -> None:

@@ -144,6 +144,14 @@ def test_what_cannot_be_taken_is_told_once_per_function() -> None:
         assert len(compiler.refused) == 3
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_tensor_is_refused() -> None:
+    given = torch.quantize_per_tensor(torch.ones(3), 0.5, 2, torch.quint8)
+    fast = ladder.compile(lambda x: x.dequantize() * 2)
+    with torch.no_grad(), pytest.warns(LadderWarning, match="an argument is a quantized tensor"):
+        assert all(torch.equal(fast(given), torch.full((3,), 2.0)) for _ in range(3))
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_tensor_is_refused() -> None:
     given = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])

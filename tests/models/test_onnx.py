@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from test_models import BOUNDS, IDS, MASK, MODELS, PHOTO, built, error
 from torch import Tensor, nn
 
 import ladder
+from ladder.frontend import onnx_export
 from ladder.runtime.model.program import ImportRefused
 
 BOUND = BOUNDS[torch.float32]
@@ -131,11 +133,17 @@ def test_annotated_weights(annotations: dict[str, object], bound: float, tmp_pat
     assert (tmp_path / "packed.onnx").stat().st_size < 64 * 32 * 4
 
 
-def test_tensors_beside_the_file(tmp_path: Path) -> None:
+def test_tensors_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fast, x = ladder.compile(product()), torch.randn(3, 64)
     path = fast.to_onnx(tmp_path / "model.onnx", external=True)
     assert path.stat().st_size < 4096 < Path(f"{path}.data").stat().st_size
     assert torch.equal(ladder.compile(path)(x), fast(x))
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    with monkeypatch.context() as patched:
+        patched.setattr(onnx_export, "_apart", lambda *_: os.write(os.open("/dev/full", os.O_WRONLY), b"0"))
+        with pytest.raises(ladder.ArtifactError, match="No space left"):
+            fast.to_onnx(path, external=True)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
     Path(f"{path}.data").write_bytes(b"\0" * 16)
     with pytest.raises(ladder.ArtifactError, match=r"model\.onnx\.data"):
         ladder.compile(path)

@@ -25,7 +25,7 @@ import ladder
 from ladder import knobs
 from ladder.installation import installed_version
 from ladder.ir.gemm import Gemm
-from ladder.runtime import cache
+from ladder.runtime import build, cache
 from ladder.runtime.build import Job, Kernel, find_or_build
 from ladder.runtime.cache import Identity, KernelCache, cache_key
 from ladder.runtime.compile import load_entry
@@ -34,7 +34,7 @@ from targets import get_device
 from targets.cpu import cpu_device
 from tile_types import TType
 from tile_types import library as type_library
-from tile_types.errors import CacheError, CompilerError
+from tile_types.errors import ArtifactError, CacheError, CompilerError
 
 GEMM = Gemm(n=64, k=128, weight="int4", group_size=32)
 SCHEDULE = str(GpuSchedule("gemv", 16))
@@ -275,6 +275,42 @@ def test_libraries_are_loaded_from_a_private_folder_by_digest(
     digest = hashlib.sha256(b"\x7fELF").hexdigest()
     assert seen == [(tmp_path / "cache" / "tmp", 0o700, f"{digest}.so")]
     assert not list((tmp_path / "cache" / "tmp").iterdir())
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_libraries_are_loaded_where_the_caches_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: bool
+) -> None:
+    import tvm_ffi
+
+    from ladder.runtime import library as loading
+
+    def write(path: Path, data: bytes) -> None:
+        if not room or tmp_path / "cache" in path.parents:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_bytes(path, data)
+
+    write_bytes = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", write)
+    monkeypatch.setattr(tvm_ffi, "load_module", lambda path: Path(path).read_bytes())
+    with knobs.override(cache_dir=tmp_path / "cache"):
+        if room:
+            assert loading.load_library(b"\x7fELF", "x.so") == b"\x7fELF"
+            return
+        with pytest.raises(ArtifactError, match=r"x\.so anywhere: No space left.*TMPDIR"):
+            loading.load_library(b"\x7fELF", "x.so")
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(
+    tmp_path: Path, library: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with knobs.override(cache_dir=tmp_path / "file"):
+        for key in ("k1", "k2"):
+            with KernelCache().building(key):
+                assert build._keep(key, library, {}, {}).library.read_bytes() == library.read_bytes()
+    (told,) = caplog.messages
+    assert "LADDER_CACHE_DIR" in told
 
 
 def test_unwritable_folder_is_a_readable_error(tmp_path: Path, library: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tile_types.errors import ArtifactError, CheckpointError
-from tile_types.files import replacing
+from tile_types.files import replacing, require_writable
 
 
 def test_a_file_is_replaced_once_all_is_written(tmp_path: Path) -> None:
@@ -35,6 +35,9 @@ def test_what_fails_meanwhile_leaves_the_old_file_alone(tmp_path: Path, fault: t
     with pytest.raises(fault):
         write()
     assert kept.read_text() == "old"
+    require_writable(kept)
+    require_writable(Path("/dev/null"))
+    assert kept.read_text() == "old"
     assert list(tmp_path.iterdir()) == [kept]
 
 
@@ -48,6 +51,8 @@ def test_what_cannot_be_written_is_an_error_of_the_callers_kind(tmp_path: Path, 
         replacing(tmp_path / name, CheckpointError, "; do") as part,
     ):
         part.write_text("new")
+    with pytest.raises(ArtifactError, match="cannot write"):
+        require_writable(tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "file", "folder"]
 
 

@@ -27,7 +27,7 @@ from ladder.superopt.generator.structure import GraphStep
 from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.show import page
 from ladder.superopt.verifier import check_stability, verify_equal
-from tile_types.errors import ScheduleError, ShapeError, UnknownNameError
+from tile_types.errors import ParseError, ScheduleError, ShapeError, UnknownNameError
 
 ONE = Limits(workers=1)
 
@@ -306,8 +306,12 @@ def test_a_search_goes_on_from_its_checkpoint(tmp_path):
     assert sum("parts" in text for text in progress) == len(stored["done"]) - 10
     assert again.counts == whole.counts
     assert [f.structure for f in again.found] == [f.structure for f in whole.found]
-    path_.write_text("{broken")
     assert search(program, replace(limits, operators=2), checkpoint=path_).complete
+    for text in ("notes of mine", '{"broken', '["another"]', '{"done": {}}'):
+        path_.write_text(text)
+        with pytest.raises(ParseError, match="no checkpoint of a search"):
+            search(program, limits, checkpoint=path_)
+        assert path_.read_text() == text
 
 
 def test_budgets():

@@ -18,7 +18,7 @@ from tile_types import (
     require_representable,
 )
 from tile_types.errors import ConversionError, UnknownNameError
-from tile_types.representable import significant_bits
+from tile_types.representable import significant_bits, unheld_codes
 
 CASTS = {
     "float16": np.float16,
@@ -131,6 +131,19 @@ def test_core_values_are_a_cast() -> None:
     expected = get_type("nf4").values().astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
     np.testing.assert_array_equal(core_values("nf4", "bfloat16"), expected)
     assert np.isnan(core_values("fp8_e4m3", "float16")[0x7F])
+
+
+def test_codes_whose_values_a_core_lacks() -> None:
+    """NaN, infinity and codes that encode does not produce, of types that otherwise fit."""
+    table = (0.0, 1.0, -1.0, np.nan, np.inf, 1e6, 2.0, -2.0)
+    ttype = TType("lacking_of_tests", 3, lambda c, ops: ops.lookup(table, c), finite_codes=(0, 1, 2, 6, 7))
+    lacking = {"int8": [3, 4, 5], "fp8_e4m3": [4, 5], "fp8_e5m2": [5], "float16": [5], "float32": []}
+    for core, codes in lacking.items():
+        assert representable(ttype, core)
+        assert np.flatnonzero(unheld_codes(ttype, core)).tolist() == codes
+    for name in ELEMENTS:
+        cores = [core for core in representable_cores(name) if not unheld_codes(name, core).any()]
+        assert cores == list(representable_cores(name))
 
 
 def test_a_type_of_rounded_values_may_say_so() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from user_types import FLOATS, FORMS, SELECTED, SPACED, user_type
 
 from ladder.cli.decoders import decoder_rows
@@ -18,11 +19,13 @@ from ladder.lower.gpu.decode_codebook import Table
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.proven import packed_order, proven_recipes, table_sizes
 from ladder.lower.gpu.recipes import Conversion
+from ladder.runtime.packed import pack
 from schedules.codes import table_bytes
 from targets import get_device
 from tile_types import TType, core_values, register_type, representable
-from tile_types.errors import VerificationError
+from tile_types.errors import ConversionError, VerificationError
 from tile_types.forms import affine_forms, is_arithmetic, wirings
+from tile_types.quantized import QuantizedTensor
 
 HOPPER = get_device("cuda/sm_90a")
 CORES = ("float16", "bfloat16")
@@ -62,6 +65,20 @@ def test_a_planted_wrong_entry_of_a_table_is_rejected(name: str) -> None:
         wrong = replace(table, values=(*table.values[:-1], table.values[-1] ^ 1))
         with pytest.raises(VerificationError, match=f"of {name}"):
             prove(wrong, conversion)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda/sm_90a"])
+def test_codes_that_are_no_number_of_the_operand_type_are_not_packed(device: str) -> None:
+    table = (0.0, 1.0, -1.0, float("nan"))
+    ttype = register_type(TType("three_of_four", 2, lambda code, ops: ops.lookup(table, code)))
+    codes = torch.tensor([[0, 1, 2, 1] * 8] * 4)
+    for activation in ("int8", "float16"):
+        problem = Gemm(4, 32, ttype.name, activation, group_size=32)
+        pack(problem, get_device(device), QuantizedTensor.from_codes(codes, ttype, (1, 32)))
+    with_nan = QuantizedTensor.from_codes(codes + 1, ttype, (1, 32))
+    pack(problem, get_device(device), with_nan)
+    with pytest.raises(ConversionError, match=r"values \(nan\) do not exist in int8"):
+        pack(replace(problem, activation="int8", output="float32"), get_device(device), with_nan)
 
 
 def test_tables_have_sizes_to_choose_from() -> None:

@@ -42,7 +42,7 @@ from ladder.superopt.verifier import (
     subtracted_degree,
     verify_for_all_extents,
 )
-from tile_types.errors import ScheduleError, ShapeError, VerificationError
+from tile_types.errors import ParseError, ScheduleError, ShapeError, VerificationError
 from tile_types.files import replacing
 
 LATE = "out of time before the proof"
@@ -81,6 +81,7 @@ def search(
     seed: Of the data of the stability tests. Proofs draw their own seeds.
     Returns Report: The same for the same arguments, but for seconds and certificates' draws, if complete.
     Raises ScheduleError if the program has something that the search cannot express yet.
+    Raises ParseError if the checkpoint is a file of another kind.
     """
     require_searchable(program.symbolic)
     limits, began = limits or Limits(), time.monotonic()
@@ -436,14 +437,19 @@ def _write_checkpoint(path: Path | None, program: Program, limits: Limits, done:
 
 
 def _read_checkpoint(path: Path | None, program: Program, limits: Limits) -> dict[int, Outcome]:
-    """Return finished mappings; a file of another search, or a broken one, is ignored."""
+    """Return finished mappings, none from a checkpoint of another search.
+
+    Raises ParseError if the file is no checkpoint: it would be overwritten.
+    """
     if path is None or not path.exists():
         return {}
+    wanted = json.loads(json.dumps(identity(program, limits)))
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return {}
-    wanted = json.loads(json.dumps(identity(program, limits)))
+    except (OSError, ValueError) as error:
+        raise ParseError(f"{path} is no checkpoint of a search ({error}); name another file") from error
+    if not isinstance(stored, dict) or not {*wanted, "done"} <= stored.keys():
+        raise ParseError(f"{path} is no checkpoint of a search; name another file")
     if {name: stored.get(name) for name in wanted} != wanted:
         return {}
     return {
