@@ -5,3 +5,8 @@ reads (``skeletons``: products on CPUs). CUDA lives in ``cuda``, what GPU kernel
 and instructions of CPUs in ``cpu``. May import everything below the runtime; TVM is imported by the modules
 that emit, not by this one.
 """
+
+from typing import Any
+
+Expr = Any
+"""A TIR expression or a Python number (TVM ships no type stubs)."""

@@ -16,8 +16,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as I
 
-Expr = Any
-"""A TIR expression or a Python number (TVM ships no type stubs)."""
+from ladder.lower import Expr
 
 
 class Emitted:

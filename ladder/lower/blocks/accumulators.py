@@ -16,6 +16,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import BlockProgram
 from ladder.lower.blocks.context import BlockContext
@@ -74,8 +75,6 @@ def depends_on(program: BlockProgram, maximum: str, value: str) -> bool:
     inner = node.operator not in ("accumulate", "load")
     return inner and any(depends_on(program, maximum, name) for name in node.inputs)
 
-
-Expr = Any
 
 LOWEST = -3.0e38
 """Stands for minus infinity: differences of two such numbers are 0, not NaN."""

@@ -9,12 +9,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from ladder.ir.build import node_attributes
 from ladder.ir.gemm import Gemm, has_power_scales
 from ladder.ir.graph import Axis, Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.lower import Expr
 from tile_types.errors import ScheduleError
 from tile_types.tile import Tile
 from tile_types.ttype import TType
@@ -192,8 +192,6 @@ def known(axis: Axis) -> int:
         raise ScheduleError(f"dimension {axis.name}={axis.extent} is symbolic; bind its size first")
     return axis.extent
 
-
-Expr = Any
 
 INT32 = 1 << 31
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ladder.lower import Expr
 from ladder.lower.blocks.analysis import BlockProgram, GridPlace
 from ladder.lower.blocks.dialect import BlockDialect
 from ladder.lower.blocks.fragments import hold
@@ -16,8 +17,6 @@ from ladder.lower.blocks.shared import SharedMemory
 from ladder.lower.blocks.threads import Point, Threads
 from targets import TileDevice
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.graph import Node
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.geometry import SPARE
 from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 LINE_BYTES = 128
 """Bytes that a prefetch brings into L2."""

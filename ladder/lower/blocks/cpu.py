@@ -20,6 +20,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram, GridPlace, gemm_of
 from ladder.lower.blocks.schedule import BlockSchedule
@@ -28,8 +29,6 @@ from schedules.cpu_layout import LANES, ROWS, UNIT, cpu_layout
 from targets import TileDevice
 from tile_types import TirOps, get_type
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 @dataclass(frozen=True)

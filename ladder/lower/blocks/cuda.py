@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.dialect import BlockDialect, Matrix, SharedMatrix
 from ladder.lower.blocks.fragments import ROWS, FragmentShape, hold, zeros
@@ -20,8 +21,6 @@ from ladder.lower.cuda.functions import LOG2_E, exponential, special
 from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.instructions import emit_step, select_step
 from targets import TileDevice
-
-Expr = Any
 
 RESIDENT_BLOCKS = 1
 """Blocks that a multiprocessor must be able to hold: leaves a thread as many registers as there are."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import BlockProgram
 from ladder.lower.blocks.fragments import FragmentShape, Shape
@@ -22,7 +23,6 @@ from ladder.lower.blocks.threads import Point, Threads
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.gpu.decode import Decoder
 
-Expr = Any
 Combine = Callable[[Expr, Expr], Expr]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from schedules.waves import MOST_THREADS
 from targets import TileDevice
@@ -84,7 +85,6 @@ def shape_of(device: TileDevice) -> FragmentShape:
     raise ScheduleError(f"{device.name} lacks what block graphs need: one of {', '.join(SHAPES)}")
 
 
-Expr = Any
 Shape = tuple[int, int]
 
 DEPTH = 16

@@ -23,6 +23,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks import warpgroups
 from ladder.lower.blocks.accumulators import (
@@ -51,8 +52,6 @@ from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import scale_dtype
 from targets import TileDevice
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 class Store:

@@ -7,16 +7,14 @@ runs of a row, so that every access is 16 bytes wide (`FlatLanes`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.dialect import BlockDialect, Combine
 from ladder.lower.blocks.fragments import ROWS
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.shared import CHUNK_ELEMENTS, SharedMemory
 from ladder.lower.blocks.threads import Threads
-
-Expr = Any
 
 
 class Lanes(ABC):

@@ -10,6 +10,7 @@ from tvm.script import tirx as T
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
+from ladder.lower import Expr
 from ladder.lower.blocks import reductions as r
 from ladder.lower.blocks import values as v
 from ladder.lower.blocks.context import BlockContext
@@ -19,8 +20,6 @@ from ladder.lower.blocks.products import Matmul
 from ladder.lower.blocks.shared import TileLayout
 from ladder.lower.blocks.values import Value
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 class GlobalTile(Value):

@@ -14,6 +14,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.copies import Copy, Piece
@@ -24,8 +25,6 @@ from ladder.lower.blocks.values import Value
 from ladder.lower.gpu.decode import Decoder, load_order
 from schedules.layouts import TILE
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 

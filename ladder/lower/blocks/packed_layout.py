@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower.gpu.groups import Groups
 from schedules.footprint import scale_span
 from schedules.layouts import TILE
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 @dataclass(frozen=True)

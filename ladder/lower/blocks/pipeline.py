@@ -9,13 +9,12 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Node
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.copies import Copy, HeldCopy, TensorCopy, TileCopy
 from ladder.lower.blocks.packed import PackedCopy
 from ladder.lower.cuda.launch import Overlap
-
-Expr = Any
 
 
 class Ring:

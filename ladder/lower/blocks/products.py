@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.fragments import DEPTH, Shape, hold, zeros
 from ladder.lower.blocks.values import Value
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 class Matmul(Value):

@@ -6,6 +6,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.dialect import BlockDialect, Combine
@@ -13,8 +14,6 @@ from ladder.lower.blocks.fragments import DEPTH, ROWS, Shape, hold
 from ladder.lower.blocks.lanes import FragmentLanes, fragment_lanes
 from ladder.lower.blocks.values import Convert, Elementwise, SharedTile, Value
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 def combine_of(operator: str, dialect: BlockDialect) -> Combine:

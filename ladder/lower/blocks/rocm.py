@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.dialect import BlockDialect, Matrix, SharedMatrix
 from ladder.lower.blocks.fragments import ROWS, FragmentShape
@@ -33,8 +34,6 @@ from ladder.lower.rocm.steps import K_GROUPS, SPLIT_STEPS, STEPS, WMMA_STEPS, Wa
 from schedules.wave_attention import fragment_of
 from targets import TileDevice
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 CHEAP = RocmDialect.cheap
 

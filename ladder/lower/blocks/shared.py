@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,6 @@ PANELS = (8, 4)
 PANEL_ROWS = 8
 """Rows after which a swizzle repeats."""
 
-Index = Any
-"""A Python integer or a TIR expression."""
-
 
 @dataclass(frozen=True)
 class TileLayout:
@@ -78,16 +74,16 @@ class TileLayout:
         """Bytes of a panel; panels begin where swizzles do."""
         return -(-self.rows // PANEL_ROWS) * PANEL_ROWS * self.pitch * CHUNK_BYTES
 
-    def _mix(self, row: Index) -> Index:
+    def _mix(self, row: Expr) -> Expr:
         return row % PANEL_ROWS if self.pitch == PANELS[0] else row // 2 % PANELS[1]
 
-    def byte(self, row: Index, chunk: Index) -> Index:
+    def byte(self, row: Expr, chunk: Expr) -> Expr:
         if not self.swizzled:
             return (row * self.pitch + chunk) * CHUNK_BYTES
         panel, within = chunk // self.pitch, chunk % self.pitch
         return panel * self.panel_bytes + (row * self.pitch + (within ^ self._mix(row))) * CHUNK_BYTES
 
-    def moved(self, start: Index, rows: int, chunk: Index) -> Index:
+    def moved(self, start: Expr, rows: int, chunk: Expr) -> Expr:
         """Return an address further on, from that of one of a row's first two chunks.
 
         start: Shared address, a uint32 expression.
@@ -113,7 +109,7 @@ class TileLayout:
         return 1 if self.swizzled else math.gcd(self.pitch, BANKS)
 
 
-def _word(value: Index) -> Index:
+def _word(value: Expr) -> Expr:
     from tvm.script import tirx as T
 
     return T.uint32(value) if isinstance(value, int) else T.Cast("uint32", value)

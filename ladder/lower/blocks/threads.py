@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.schedule import BlockSchedule
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 class Point:

@@ -18,6 +18,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.operator import Operator
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.fragments import (
@@ -27,8 +28,6 @@ from ladder.lower.blocks.fragments import (
 )
 from ladder.lower.blocks.shared import TileLayout
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 class Value:

@@ -15,12 +15,11 @@ from typing import Any, cast
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.products import Matmul
 from ladder.lower.blocks.shared import CHUNK_BYTES, PANEL_ROWS, PANELS
 from ladder.lower.blocks.values import SharedTile
-
-Expr = Any
 
 WARPS = 4
 """Warps of a warpgroup."""

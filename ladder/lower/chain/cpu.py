@@ -20,6 +20,7 @@ from tvm import tirx
 
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_nest import LANES, CpuNest
 from ladder.lower.chain.cpu_tiles import SERIAL, CpuTiles
@@ -29,8 +30,6 @@ from ladder.lower.chain.scatter import Chain
 from ladder.lower.cpu import vectors as v
 from ladder.partition.rows import REDUCTIONS
 from tile_types.tile import Extent
-
-Expr = Any
 
 VECTORS = (4, 2, 1)
 """Vectors of columns whose totals are kept side by side, most first."""

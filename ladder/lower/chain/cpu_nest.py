@@ -15,6 +15,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
@@ -30,8 +31,6 @@ from ladder.movement.mapping import Mapping
 from ladder.movement.model import held
 from ladder.movement.rewrite import rewrite
 from ladder.partition.rows import REDUCTIONS
-
-Expr = Any
 
 LANES, NARROW = 16, 4
 """Elements of a vector, and of those that what is left of a row is taken in."""

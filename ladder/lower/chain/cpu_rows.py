@@ -16,6 +16,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.ir.windows import Windows
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_nest import CpuNest
 from ladder.lower.chain.indices import Index
@@ -23,8 +24,6 @@ from ladder.lower.chain.scatter import Chain
 from ladder.lower.cpu import vectors as v
 from schedules.row_panels import Registers
 from tile_types.tile import Tile
-
-Expr = Any
 
 Step = Callable[[Expr, Sequence[Expr]], None]
 """``(number of the step, one element per row)`` -> emits its products."""

@@ -17,6 +17,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.extents import product
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_nest import CpuNest
 from ladder.lower.chain.element_types import stored_type
@@ -24,8 +25,6 @@ from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, is_zero, uses
 from ladder.lower.cpu import vectors as v
 from ladder.partition.rows import REDUCTIONS
-
-Expr = Any
 
 SIDE = 16
 """Rows and columns that are turned at once."""

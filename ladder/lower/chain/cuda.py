@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
@@ -14,8 +15,6 @@ from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, rounded_pair
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.emission import TirMachine, helper
 from targets import TileDevice
-
-Expr = Any
 
 ACCESS = {4: ".v4", 2: ".v2", 1: ""}
 """Words of an access -> its suffix."""

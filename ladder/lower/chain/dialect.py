@@ -13,14 +13,13 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.scalars import reinterpreted
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import HALVES
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.values import round_through
 from ladder.lower.gpu.emission import TirMachine
 from targets import TileDevice
-
-Expr = Any
 
 Early = tuple[int, Callable[[Expr], Expr]]
 """Cache lines of an input, and address of one of them."""

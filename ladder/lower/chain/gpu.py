@@ -25,6 +25,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import reinterpreted
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.chain.dialect import Dialect
@@ -41,7 +42,6 @@ from ladder.movement.choose import machine_of
 from ladder.movement.mapping import Mapping
 from schedules.schedule import check
 
-Expr = Any
 Piece = tuple[str, int, int, Expr, Expr]
 """(result, trailing axes that count as one, width, start, stop)."""
 

@@ -23,6 +23,7 @@ from tvm.script import tirx as T
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.scalars import reinterpreted
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.element_types import stored_type
@@ -33,8 +34,6 @@ from ladder.lower.chain.vectors import WIDE, Vectors
 from ladder.movement.mapping import MANY, WINDOW, Mapping, reduced_extents
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
-
-Expr = Any
 
 
 def window_width(graph: Graph, value: str) -> int:

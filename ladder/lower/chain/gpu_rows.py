@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tvm import tirx
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import SLOTS, GpuNest
 from ladder.lower.chain.indices import Index
 from schedules.schedule import check
-
-Expr = Any
 
 
 class RowLoops:

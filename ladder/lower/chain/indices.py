@@ -11,9 +11,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
+from ladder.lower import Expr
 from tile_types.tile import Extent
 
-Expr = Any
 Index = tuple[Expr, ...]
 
 

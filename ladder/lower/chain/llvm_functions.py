@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir import scalars
-
-Expr = Any
+from ladder.lower import Expr
 
 
 def product(a: Expr, b: Expr) -> Expr:

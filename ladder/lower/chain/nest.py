@@ -17,6 +17,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.ir.starts import start_names
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
@@ -25,8 +26,6 @@ from ladder.lower.chain.values import Values
 from ladder.partition.rows import loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
-
-Expr = Any
 
 BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 

@@ -14,6 +14,7 @@ from tvm.script import tirx as T
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.cuda import ACCESS, CudaDialect
 from ladder.lower.chain.element_types import HALVES, computed_type, stored_type
@@ -48,8 +49,6 @@ def _is_step(graph: Graph, node: Node) -> bool:
     whole = not computed_type(node.tile.ttype.name).startswith("float")
     return whole or bool(node_attributes(node)["exact"])
 
-
-Expr = Any
 
 MOST_ROWS = 4
 """Rows of a prologue: every block computes all of them, one after the other."""

@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir import scalars
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
@@ -32,8 +33,6 @@ from ladder.lower.rocm.machine import NARROW, UPPER_HALVES, RocmMachine
 from ladder.movement.mapping import SIZES
 from schedules.schedule import check
 from schedules.waves import MOST_THREADS
-
-Expr = Any
 
 LOG2_E = 1.4426950408889634
 

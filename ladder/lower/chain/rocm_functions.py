@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.scalars import equal, kept, less
+from ladder.lower import Expr
 from ladder.lower.chain.llvm_functions import nearest, power_of_two
 from ladder.lower.rocm import dialect as d
-
-Expr = Any
 
 QUARTERS = 0.63661977236758134
 """Quarter turns of an angle of 1: 2 / pi."""

@@ -19,6 +19,7 @@ import tvm_ffi
 from tvm import tirx
 
 from ladder.ir.extents import product
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import joined
 from ladder.lower.chain.element_types import stored_type
@@ -29,8 +30,6 @@ from ladder.lower.chain.nest import BYTES
 from ladder.lower.chain.vectors import Shared, element
 from schedules.schedule import check
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 CHUNK = 4
 """32-bit words of a chunk: what one lane reads from shared memory at once."""

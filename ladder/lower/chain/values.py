@@ -22,8 +22,9 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
+from ladder.lower import Expr
 from ladder.lower.chain.element_types import HALVES, computed_type
-from ladder.lower.chain.indices import Expr, Index, Indices, is_same
+from ladder.lower.chain.indices import Index, Indices, is_same
 from ladder.partition.rows import REDUCTIONS, reshape_groups
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent

@@ -11,14 +11,13 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Graph
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, halves_of
 from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, is_zero
 from ladder.lower.chain.values import Values
-
-Expr = Any
 
 WIDE = 16
 """Bytes of one access at most."""

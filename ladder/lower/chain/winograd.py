@@ -18,13 +18,13 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.windows import Windows
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.cpu_rows import SERIAL, Gather, RowNest, Step
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.cpu import vectors as v
 from schedules.row_panels import WINOGRAD_POINTS, Registers
 
-Expr = Any
 Transform = Callable[[Sequence[Expr]], Sequence[Expr]]
 
 PLACES, SIDE, STEP = 16, 4, 2

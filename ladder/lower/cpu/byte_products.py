@@ -15,10 +15,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-
-Expr = Any
 
 ROWS = 4
 """Rows of the left factor in a block."""

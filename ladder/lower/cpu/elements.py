@@ -11,10 +11,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-
-Expr = Any
 
 BYTES = {"float32": 4, "int32": 4, "int64": 8, "uint8": 1, "int8": 1}
 """Type of elements -> their bytes."""

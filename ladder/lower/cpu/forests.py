@@ -12,10 +12,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-
-Expr = Any
 
 WAYS = 8
 """Ways that are gone at once."""

@@ -8,12 +8,11 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.vectors import BYTES, as_float
 from targets import TileDevice
-
-Expr = Any
 
 LARGEST = 127.0
 """Largest int8 magnitude used: symmetric, so that -x quantizes to minus the code of x."""

@@ -18,12 +18,11 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.recurrent import LANES, Recurrent
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.llvm_functions import exp
 from ladder.lower.cpu import vectors as v
 from schedules.row_panels import Registers
-
-Expr = Any
 
 NEAR = 0.05
 """Magnitude below which tanh is a polynomial."""

@@ -9,10 +9,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-
-Expr = Any
 
 LANES = 16
 """Words that are read or written at a time: a line of the cache."""

@@ -11,12 +11,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from tile_types.packing import is_dense
 from tile_types.stored_blocks import Factors, Octets, Pieces, Plane, StoredBlocks
 
-Expr = Any
 Read = Callable[[int, int], Expr]
 """First byte in the block, count -> bytes."""
 

@@ -11,11 +11,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from tile_types import TirOps, get_type
-
-Expr = Any
-"""A TIR expression (TVM ships no type stubs)."""
 
 BYTES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "bfloat16": 2}
 """Alignment of elements; 1 for those that are not named."""

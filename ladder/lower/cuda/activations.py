@@ -10,13 +10,11 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
 from ladder.lower.gpu.instructions import STEP_BYTES, LaneMap
 from targets import TileDevice
-
-Index = Any
-"""A Python integer or a TIR expression."""
 
 SPAN_STEPS = 2
 """Steps that one ``ldmatrix.x4`` feeds: 64 bytes of K for eight activation rows."""
@@ -29,7 +27,7 @@ HALF_BYTES = SPAN_CHUNKS * CHUNK_BYTES
 LOAD_SPAN = "ldmatrix.sync.aligned.m8n8.x4.shared.b16"
 
 
-def matrix_source(lane: Index) -> tuple[Index, Index]:
+def matrix_source(lane: Expr) -> tuple[Expr, Expr]:
     """Return ``(activation row, chunk)`` whose address lane ``lane`` gives to the ``ldmatrix.x4`` of a span.
 
     Matrix i holds eight activation rows of chunk i, so the four results are b0, b1 of the first step
@@ -38,7 +36,7 @@ def matrix_source(lane: Index) -> tuple[Index, Index]:
     return lane % 8, lane // 8
 
 
-def word_source(lanes: LaneMap, lane: Index, index: int) -> tuple[Index, Index, Index]:
+def word_source(lanes: LaneMap, lane: Expr, index: int) -> tuple[Expr, Expr, Expr]:
     """Return ``(row, chunk, word)`` of register ``index`` of a span, for lanes without ldmatrix."""
     row, word = lanes.operand(lane)
     return row, index, word
@@ -51,13 +49,13 @@ class SpanLoader:
     last: Row that stands for every row after it (rows beyond M repeat a real one), or None.
     """
 
-    def __init__(self, lanes: LaneMap, lane: Index, tile: ActivationTile, last: Index | None = None) -> None:
+    def __init__(self, lanes: LaneMap, lane: Expr, tile: ActivationTile, last: Expr | None = None) -> None:
         self.lanes, self.lane, self.tile, self.last = lanes, lane, tile, last
 
-    def _row(self, row: Index) -> Index:
+    def _row(self, row: Expr) -> Expr:
         return row if self.last is None else T.min(row, self.last)
 
-    def load(self, shared: Any, base: list[Index], first_row: Index, chunk: Index, out: Any) -> None:
+    def load(self, shared: Any, base: list[Expr], first_row: Expr, chunk: Expr, out: Any) -> None:
         """Emit the loads of activation rows ``first_row..+8`` and chunks ``chunk..+4`` into ``out[0:4]``.
 
         ``shared`` is a uint32 buffer; ``base`` holds its leading indices.
@@ -89,10 +87,10 @@ class RunLoader:
     def __init__(
         self,
         lanes: LaneMap,
-        lane: Index,
+        lane: Expr,
         tile: ActivationTile,
         blocks: int,
-        last: Index,
+        last: Expr,
         shared: Any,
         *,
         aligned: bool,
@@ -104,7 +102,7 @@ class RunLoader:
         self.rows = [b.keep(tile.word(row, piece)) for row in rows]
         self.addresses = [b.Variable("uint32", T.uint32(0)) for _ in self.rows]
 
-    def begin(self, start: Index) -> None:
+    def begin(self, start: Expr) -> None:
         """Emit what it takes to go to the run that starts at chunk ``start``."""
         self.start.set(start)
         for row, address in zip(self.rows, self.addresses, strict=True):
@@ -133,7 +131,7 @@ class Copier:
     def __init__(self, device: TileDevice) -> None:
         self.asynchronous = "cp.async" in device.features
 
-    def chunk(self, destination: Index, source: Index, valid: Index | None = None) -> None:
+    def chunk(self, destination: Expr, source: Expr, valid: Expr | None = None) -> None:
         """Emit one copy; where ``valid`` is false, zeros are written and ``source`` is not read."""
         if self.asynchronous:
             size = [] if valid is None else [T.Cast("uint32", valid) * T.uint32(CHUNK_BYTES)]
@@ -164,7 +162,7 @@ class Copier:
 class SharedCopier(Copier):
     """Emits 16-byte copies within shared memory; nothing of them is in flight once a barrier is passed."""
 
-    def chunk(self, destination: Index, source: Index, valid: Index | None = None) -> None:
+    def chunk(self, destination: Expr, source: Expr, valid: Expr | None = None) -> None:
         words = b.local(CHUNK_WORDS, "uint32")
         registers = [words[i] for i in range(CHUNK_WORDS)]
         if valid is not None:

@@ -20,6 +20,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.attention import LOG2_E, Attention
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.attention_loads import (
     Keys,
@@ -38,8 +39,6 @@ from ladder.lower.gpu.attention import declare_inputs, unseen_rows
 from schedules.attention import FRAGMENT, STEP_ROWS, WARP, AttentionSchedule
 from schedules.schedule import check
 from targets import TileDevice
-
-Expr = Any
 
 LOWEST = -1e30
 """Where maxima begin: below every score that counts, and finite, so that differences are numbers."""

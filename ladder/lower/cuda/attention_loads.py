@@ -10,6 +10,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.attention import CODES, Attention
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.functions import pack
 from ladder.lower.gpu.attention import HeadPlace, Inputs, first_of_head
@@ -23,8 +24,6 @@ from schedules.layouts import Field
 from schedules.schedule import check
 from targets import TileDevice
 from tile_types import get_type
-
-Expr = Any
 
 LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
 """Selectors of ``prmt``: the low halves of two words side by side, the high ones."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.digit_geometry import COLUMNS, Spec
 from ladder.lower.cuda.gemv_place import (
@@ -19,8 +20,6 @@ from ladder.lower.cuda.gemv_place import (
 from ladder.lower.cuda.launch import Overlap, Prologue
 from ladder.lower.gpu.arguments import Arguments
 from schedules.layouts import TILE
-
-Expr = Any
 
 
 @dataclass(frozen=True)

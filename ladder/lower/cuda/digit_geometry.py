@@ -25,6 +25,7 @@ from math import gcd
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import Slices
 from ladder.lower.gpu.groups import Groups
@@ -42,8 +43,6 @@ from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 from tile_types import get_type
 from tile_types.forms import Affine, affine_forms
-
-Expr = Any
 
 MAGIC = 0x4B400000
 """Bits of the float32 1.5 * 2**23: plus an integer below 2**22 in magnitude they are that much more."""

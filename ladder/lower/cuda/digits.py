@@ -18,6 +18,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.digit_activations import (
     Converter,
@@ -43,8 +44,6 @@ from ladder.lower.gpu.machine import XOR_AND, repeat
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
-
-Expr = Any
 
 PRODUCT = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32"
 

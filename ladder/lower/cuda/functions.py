@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir import scalars
+from ladder.lower import Expr
 from ladder.lower import builder as b
-
-Expr = Any
 
 LOG2_E = 1.4426950408889634
 

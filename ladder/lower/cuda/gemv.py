@@ -37,8 +37,6 @@ from schedules.footprint import X_BUFFERS
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
-Expr = Any
-
 
 @dataclass(frozen=True)
 class Memory:

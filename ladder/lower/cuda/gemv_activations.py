@@ -11,6 +11,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.activations import Copier, RunLoader
 from ladder.lower.cuda.gemv_offset_sums import OffsetSums
@@ -19,8 +20,6 @@ from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
 from schedules.footprint import X_BUFFERS, X_SUMS
 from schedules.layouts import TILE
-
-Expr = Any
 
 COPIED = 4
 """Chunks of an activation row that a thread copies in one iteration."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any
 
 from ladder.lower.gpu.accumulators import SUM_TILES
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
@@ -22,8 +21,6 @@ from schedules.footprint import (
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
-
-Expr = Any
 
 STRIP = 16
 """Weight rows of a fragment."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.activations import SPAN_CHUNKS, SpanLoader
 from ladder.lower.cuda.gemv_place import Warp
@@ -20,8 +21,6 @@ from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.gpu.accumulators import ONES
 from ladder.lower.gpu.instructions import STEP_COLUMNS, emit_step
 from schedules.footprint import X_BUFFERS, X_SUMS
-
-Expr = Any
 
 
 class OffsetSums:

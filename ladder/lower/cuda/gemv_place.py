@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import Slices
 from ladder.lower.cuda.gemv_spec import Spec
@@ -14,8 +14,6 @@ from ladder.lower.cuda.grouped import find_m_tile
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.grouped import count_m_tiles
-
-Expr = Any
 
 PREFETCH_BYTES, PREFETCH_SHARE = (4 << 20, 12 << 20), 8
 """Bytes of packed words that are fetched into L2 before the kernel before has ended: at least, at most, and

@@ -12,13 +12,12 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import Slices
 from ladder.lower.cuda.gemv_place import BlockPlace
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.epilogue import finish_gated, finish_row
-
-Expr = Any
 
 ROWS = 4
 """Rows that a thread finishes at a time: 16 bytes of sums."""

@@ -11,14 +11,13 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_place import Place, half_words
 from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.groups import GroupRegisters, array_dtype
-
-Expr = Any
 
 LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""

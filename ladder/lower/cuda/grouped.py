@@ -7,13 +7,12 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu import grouped
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.grouped import MTile
-
-Expr = Any
 
 WARP = 32
 

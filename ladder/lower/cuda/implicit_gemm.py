@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.ir.windows import Windows
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
-
-Expr = Any
 
 
 @dataclass(frozen=True)

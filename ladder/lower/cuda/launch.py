@@ -11,10 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from targets import TileDevice
-
-Expr = Any
 
 
 class Prologue(Protocol):

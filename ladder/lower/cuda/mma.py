@@ -21,6 +21,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier, SpanLoader
 from ladder.lower.cuda.implicit_gemm import find_corner, first_channel, output_extents
@@ -38,8 +39,6 @@ from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
-
-Expr = Any
 
 
 class ActivationSource(Protocol):

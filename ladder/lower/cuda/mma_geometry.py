@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.grouped import find_m_tile
 from ladder.lower.cuda.launch import Overlap
@@ -179,9 +179,6 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Spec:
     step, groups = select_step(device, gemm.activation), Groups(gemm, schedule.placement)
     geo = MmaGeometry(groups, step, schedule)
     return Spec(gemm, schedule, step, groups, geo, make_decoder(gemm, device, table=geo.table_bytes))
-
-
-Expr = Any
 
 
 @dataclass(frozen=True)

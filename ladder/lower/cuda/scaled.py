@@ -15,6 +15,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.scaled import FORMATS, ScaledGemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scaled_memory import (
@@ -52,8 +53,6 @@ from schedules.scaled import (
     tensor_columns,
 )
 from targets import TileDevice
-
-Expr = Any
 
 COLUMNS = 32
 """Sums that a thread holds at a time."""

@@ -9,14 +9,13 @@ from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.scaled import ScaledGemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_memory import Ring
 from ladder.lower.cuda.wgmma_producer import SWIZZLE_128
 from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, exchange_bytes
 
 __all__ = ["Memory", "Ring", "ScaledArguments", "declare", "encode_map", "place"]
-
-Expr = Any
 
 
 @dataclass(frozen=True)

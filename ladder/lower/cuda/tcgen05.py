@@ -12,11 +12,11 @@ the barriers of both. No such kernel has run on hardware yet.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tcgen05_memory import (
@@ -44,8 +44,6 @@ from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
-
-Expr = Any
 
 
 class TensorSums:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_geometry import SHARED_RESERVED, WARP_ROWS, WgmmaGeometry
 from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE
@@ -71,8 +72,6 @@ class TensorGeometry(WgmmaGeometry):
         registers = device.registers_per_unit // (self.threads * LEAST_REGISTERS)
         return max(1, min(shared, registers, TENSOR_COLUMNS // self.columns))
 
-
-Expr = Any
 
 LANE = 16
 """Bits of an address below its lane."""

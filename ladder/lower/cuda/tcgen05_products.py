@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.tcgen05_memory import SLAB_COLUMNS, SLOTS, SUM_COLUMN, TensorMemory, after_sync
 from ladder.lower.cuda.wgmma_geometry import ROW_BYTES
 from ladder.lower.cuda.wgmma_grid import Grid, Piece
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_spec import Spec
-
-Expr = Any
 
 ROWS = 128
 """Weight rows of one block's part of an instruction."""

@@ -10,9 +10,9 @@ warpgroup level matrix instructions").
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma8, wgmma16, wgmma_carry, wgmma_stream, wgmma_tails
 from ladder.lower.cuda.launch import Overlap
@@ -31,8 +31,6 @@ from ladder.lower.gpu.emission import SharedTable
 from schedules.footprint import PRODUCER_REGISTERS, math_registers
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
-
-Expr = Any
 
 
 class Wgmma:

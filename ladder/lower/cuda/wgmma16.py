@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_cluster_sums import Sum
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
@@ -23,8 +24,6 @@ from ladder.lower.cuda.wgmma_products import (
 )
 from ladder.lower.cuda.wgmma_spec import Spec
 from schedules.footprint import slices_in_turn
-
-Expr = Any
 
 
 @dataclass(frozen=True)

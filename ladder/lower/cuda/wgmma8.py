@@ -14,6 +14,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma8_units import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma16 import Parts
@@ -31,7 +32,6 @@ from ladder.lower.cuda.wgmma_spec import MathThread, Spec
 from ladder.lower.gpu.arguments import Arguments
 from schedules.layouts import TILE
 
-Expr = Any
 Step = Callable[[], None]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma8_units import STEP
 from ladder.lower.cuda.wgmma16 import Parts
@@ -28,8 +29,6 @@ from ladder.lower.cuda.wgmma_products import (
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.decode import load_order
 from schedules.footprint import CARRY_INTERVAL
-
-Expr = Any
 
 STEPS = 4
 """Products along K in a slab of 128 bytes."""

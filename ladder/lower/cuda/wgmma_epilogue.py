@@ -16,6 +16,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums, Sum
 from ladder.lower.cuda.wgmma_geometry import WARP_ROWS, accumulator_m, accumulator_row, swizzled_run
@@ -26,7 +27,6 @@ from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.epilogue import activate, finish_float, load_run
 from schedules.layouts import TILE
 
-Expr = Any
 WARP = 32
 TEAM_BARRIER = 8
 """Named barrier of the first warpgroup's epilogue; those that take turns have 1 and 2, stream-K has 3."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower.gpu.groups import Groups
 from schedules.codes import table_bytes
 from schedules.footprint import (
@@ -25,9 +25,6 @@ from schedules.footprint import (
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
-
-Index = Any
-"""A Python integer or a TIR expression."""
 
 ROW_BYTES = 128
 """Bytes of one row of the 128-byte swizzle (PTX ISA, "Shared memory matrix layout")."""
@@ -269,17 +266,17 @@ class WgmmaGeometry:
         return next((n for n in range(blocks, 1, -1) if launch_registers(n * warps) >= enough), 1)
 
 
-def accumulator_row(warp: Index, lane: Index, index: int) -> Index:
+def accumulator_row(warp: Expr, lane: Expr, index: int) -> Expr:
     """Return the row (of 64) of accumulator ``index``: D fragment of wgmma m64nN."""
     return warp * 16 + lane // 4 + (index // 2 % 2) * 8
 
 
-def accumulator_m(lane: Index, index: int) -> Index:
+def accumulator_m(lane: Expr, index: int) -> Expr:
     """Return the activation row (column of D) of accumulator ``index``."""
     return index // 4 * 8 + lane % 4 * 2 + index % 2
 
 
-def swizzled_run(m: Index, run: Index, runs: int) -> Index:
+def swizzled_run(m: Expr, run: Expr, runs: int) -> Expr:
     """Return where a team stages run ``run`` of activation row ``m``: eight 16-bit outputs; in 16 bytes.
 
     A row has ``runs`` such runs, two or eight. Permuting them by the row lets a phase of stmatrix,

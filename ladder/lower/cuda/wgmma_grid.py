@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.grouped import count_m_tiles
-
-Expr = Any
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,11 @@ from typing import Any, Protocol
 from tvm.ir import Call, Op
 from tvm.tirx.script.builder import ir as I
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_spec import Spec
 from schedules.shares import WORKSPACE, share_begin
-
-Expr = Any
 
 RAISED = 0x7FF57E1D7FF9B3C6
 """A flag that is up: NaNs, with payloads of their own, as float32 and as 16-bit floats."""

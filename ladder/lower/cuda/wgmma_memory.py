@@ -7,13 +7,12 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums
 from ladder.lower.cuda.wgmma_grid import Grid
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
-
-Expr = Any
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_spec import MathThread, Spec
@@ -13,8 +14,6 @@ from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.emission import SharedTable
 from ladder.lower.gpu.groups import bytes4, pair16
 from schedules.layouts import EXPONENTS, TILE
-
-Expr = Any
 
 SLAB_REGISTERS = 16
 """Operand registers of a slab and row tile."""

@@ -15,12 +15,13 @@ within one tap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.windows import Windows
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.implicit_gemm import find_corner, first_channel, output_extents
 from ladder.lower.cuda.wgmma_grid import Grid, Piece, rows_per_copy
@@ -31,8 +32,6 @@ from schedules.footprint import DEALT_COLUMNS, SWIZZLE_ROW, scale_span, slices_i
 from schedules.im2col import IM2COL
 from schedules.layouts import TILE
 from schedules.schedule import check
-
-Expr = Any
 
 SWIZZLE_128 = 3
 

@@ -6,14 +6,13 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_grid import Grid
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_producer import SWIZZLE_128
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.instructions import PTX_FP8
-
-Expr = Any
 
 INSTRUCTIONS = {
     "float16": "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_geometry import WgmmaGeometry
 from ladder.lower.gpu.decode import Decoder, make_decoder
@@ -14,8 +15,6 @@ from ladder.lower.gpu.emission import SharedTable, TirMachine
 from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
-
-Expr = Any
 
 
 @dataclass(frozen=True)

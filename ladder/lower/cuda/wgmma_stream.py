@@ -18,13 +18,12 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_grid import Grid, Piece
 from ladder.lower.cuda.wgmma_handover import HandOver, Workspace
 from ladder.lower.cuda.wgmma_spec import Spec
 from schedules.shares import share_begin, whole_tiles
-
-Expr = Any
 
 
 @dataclass(frozen=True)

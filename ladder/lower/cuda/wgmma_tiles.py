@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.grouped import Warp, find_m_tile
 from ladder.lower.cuda.launch import Overlap
@@ -16,8 +17,6 @@ from ladder.lower.cuda.wgmma_handover import Stream
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.grouped import Run, args_of_expert, count_m_tiles, find_rows, find_run
-
-Expr = Any
 
 Body = Callable[[Piece], None]
 

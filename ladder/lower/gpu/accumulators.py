@@ -13,13 +13,12 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.groups import NOTHING_LEFT, Correction, GroupRegisters, Groups
 from ladder.lower.gpu.instructions import MatrixStep, emit_step
 from schedules.layouts import TILE
-
-Expr = Any
 
 SUM_TILES = 4
 """Tiles after which sums of raw numbers must meet their sum of x: both cancel in part."""

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
-
-Index = Any
-"""A Python integer or a TIR expression."""
 
 CHUNK_BYTES = 16
 CHUNK_WORDS = 4
@@ -26,27 +24,27 @@ class ActivationTile:
     chunks: 16-byte chunks per row: 4, or a multiple of 8 (an expression stands for the latter).
     """
 
-    chunks: Index
+    chunks: Expr
 
     def __post_init__(self) -> None:
         if isinstance(self.chunks, int) and self.chunks != 4 and self.chunks % 8:
             raise ValueError(f"the swizzle permutes 4 chunks or multiples of 8, got rows of {self.chunks}")
 
-    def place(self, row: Index, chunk: Index) -> Index:
+    def place(self, row: Expr, chunk: Expr) -> Expr:
         """Return where chunk ``chunk`` of row ``row`` lies, counted in chunks."""
         narrow = isinstance(self.chunks, int) and self.chunks == 4
         mix = row // 2 % 4 if narrow else row % 8
         return row * self.chunks + (chunk ^ mix)
 
-    def word(self, row: Index, chunk: Index) -> Index:
+    def word(self, row: Expr, chunk: Expr) -> Expr:
         """Return the 32-bit word at which chunk ``chunk`` of row ``row`` starts."""
         return self.place(row, chunk) * CHUNK_WORDS
 
-    def words(self, rows: int) -> Index:
+    def words(self, rows: int) -> Expr:
         return rows * self.chunks * CHUNK_WORDS
 
 
-def each_piece(count: int, threads: int, thread: Index, body: Any) -> None:
+def each_piece(count: int, threads: int, thread: Expr, body: Any) -> None:
     """Emit ``body(piece)`` so that ``threads`` threads cover pieces 0..count-1 once."""
     for turn in range(-(-count // threads)):
         piece = b.bind(thread + turn * threads)

@@ -8,12 +8,11 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from schedules.footprint import streams_exponents
 from schedules.layouts import lane_of
 from tile_types import get_type
-
-Expr = Any
 
 TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Element types that TIR spells otherwise."""

@@ -11,10 +11,9 @@ from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.attention import Attention
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import tir_name
-
-Expr = Any
 
 ALIGNMENT = {"q": 16, "k": 16, "v": 16, "out": 16}
 """Bytes at which tensors begin that are accessed in wide pieces."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.decode_codebook import Table
 from ladder.lower.gpu.emission import SharedTable, TirMachine, fill_table
@@ -31,8 +32,6 @@ from ladder.lower.gpu.recipes import Conversion
 from schedules.layouts import THREADS, planes
 from targets import TileDevice
 from tile_types import get_type
-
-Expr = Any
 
 SIGNS = 0x80008000
 """Signs of two 16-bit floats."""

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.machine import Machine
 from tile_types import TirOps, TType
-
-Expr = Any
 
 FLOAT_SUFFIX = {"float16": "f16x2", "bfloat16": "bf16x2"}
 

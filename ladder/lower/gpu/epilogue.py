@@ -9,11 +9,10 @@ from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.scalars import kept
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
 from tile_types.errors import ScheduleError
-
-Expr = Any
 
 
 def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments, added: Expr = None) -> Expr:

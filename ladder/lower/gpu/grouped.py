@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
-
-Expr = Any
 
 
 class Lanes(Protocol):

@@ -14,6 +14,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import MatrixStep
 from ladder.lower.gpu.machine import Machine, Word
@@ -29,8 +30,6 @@ from schedules.layouts import (
     packed_group,
 )
 from tile_types import get_type
-
-Expr = Any
 
 FACTOR_EXPONENT = {"float16": 16, "bfloat16": 120}
 """Factors of raw operands stay below two to this."""

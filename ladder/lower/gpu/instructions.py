@@ -17,11 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.lower import Expr
 from targets import TileDevice
 from tile_types.errors import DeviceError
-
-Index = Any
-"""A Python integer or a TIR expression."""
 
 STEP_COLUMNS = 8
 """Activation rows of one step."""
@@ -52,7 +50,7 @@ class LaneMap:
     rows_per_lane: int
     partial_lanes: tuple[int, ...] = ()
 
-    def operand(self, lane: Index) -> tuple[Index, Index]:
+    def operand(self, lane: Expr) -> tuple[Expr, Expr]:
         """Return ``(g, c)``: the row of 0..7 and the column group of 0..3 whose operands a lane holds."""
         return lane // 4, lane % 4
 
@@ -64,7 +62,7 @@ class LaneMap:
         """Return whether a lane's ``slot``-th distinct row is decoded as a row g (0) or g+8 (1)."""
         return slot % 2
 
-    def slot_row(self, lane: Index, slot: int) -> Index:
+    def slot_row(self, lane: Expr, slot: int) -> Expr:
         """Return the row of 0..15 of a lane's ``slot``-th distinct row."""
         return lane // 4 + 8 * slot
 
@@ -72,15 +70,15 @@ class LaneMap:
         """Return an accumulator that has the same activation row as ``index``, if W is all ones."""
         return index
 
-    def column(self, lane: Index, index: int) -> Index:
+    def column(self, lane: Expr, index: int) -> Expr:
         """Return the activation row of 0..7 of accumulator ``index``."""
         return lane % 4 * 2 + index % 2
 
-    def position(self, lane: Index, index: int) -> tuple[Index, Index]:
+    def position(self, lane: Expr, index: int) -> tuple[Expr, Expr]:
         """Return ``(row, column)`` of accumulator ``index``."""
         return self.slot_row(lane, self.row_slot(index)), self.column(lane, index)
 
-    def is_first(self, lane: Index) -> Index:
+    def is_first(self, lane: Expr) -> Expr:
         """Return whether a lane is the first of those that share sums (always, where none do)."""
         return True
 
@@ -93,19 +91,19 @@ class QuadPairMap(LaneMap):
     operands of another lane of its warp and nothing needs to be repacked.
     """
 
-    def operand(self, lane: Index) -> tuple[Index, Index]:
+    def operand(self, lane: Expr) -> tuple[Expr, Expr]:
         return lane % 4 + lane // 16 * 4, lane // 4 % 4
 
     def row_slot(self, index: int) -> int:
         return index // 8 * 2 + index // 2 % 2
 
-    def slot_row(self, lane: Index, slot: int) -> Index:
+    def slot_row(self, lane: Expr, slot: int) -> Expr:
         return slot // 2 * 8 + slot % 2 * 2 + lane % 2 + lane // 16 * 4
 
-    def is_first(self, lane: Index) -> Index:
+    def is_first(self, lane: Expr) -> Expr:
         return lane // 4 % 4 == 0
 
-    def column(self, lane: Index, index: int) -> Index:
+    def column(self, lane: Expr, index: int) -> Expr:
         return index // 4 % 2 * 4 + lane // 2 % 2 * 2 + index % 2
 
 
@@ -163,7 +161,7 @@ class MatrixStep:
         return STEP_BYTES // self.element_bytes
 
     def perform(
-        self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], b: list[Expr], start: Any
     ) -> None:
         """Emit one instruction into registers ``totals`` of ``acc``; the rest as for `emit_step`."""
         from ladder.lower import builder
@@ -228,9 +226,9 @@ def emit_step(
     weight: str,
     acc: Any,
     acc_first: int,
-    a: list[Index],
-    b: list[Index],
-    start: list[Index] | None = None,
+    a: list[Expr],
+    b: list[Expr],
+    start: list[Expr] | None = None,
 ) -> None:
     """Emit ``acc[acc_first:] += a · b`` for one step, or ``= start + a · b``.
 
@@ -249,7 +247,7 @@ def emit_step(
         step.perform(weight, acc, totals, weights, [b[i] for i in issue.b], start)
 
 
-def _zero() -> Index:
+def _zero() -> Expr:
     from tvm.script import tirx as T
 
     return T.uint32(0)

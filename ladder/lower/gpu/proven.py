@@ -41,8 +41,6 @@ from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
 
-Expr = Any
-
 Propose = Callable[[Conversion], Iterator[Recipe]]
 
 ProposeRaw = Callable[[Conversion], Iterator[tuple[Recipe, Meaning]]]

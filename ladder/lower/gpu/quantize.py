@@ -15,13 +15,12 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.gpu.arguments import tir_name
 from schedules.schedule import check
 from tile_types import get_type
-
-Expr = Any
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 """Types of x, and their bytes."""

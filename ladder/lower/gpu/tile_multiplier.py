@@ -17,6 +17,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.emission import SharedTable, helper
@@ -26,8 +27,6 @@ from schedules.codes import EMULATED
 from schedules.layouts import TILE, packed_group
 from targets import TileDevice
 from tile_types import get_type
-
-Expr = Any
 
 
 class TileMultiplier:

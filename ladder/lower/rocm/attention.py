@@ -24,6 +24,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.attention import LOG2_E, Attention
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.activation_tile import each_piece
 from ladder.lower.gpu.attention import declare_inputs, unseen_rows
@@ -44,8 +45,6 @@ from ladder.lower.rocm.attention_loads import (
 from ladder.lower.rocm.steps import WaveStep
 from schedules.wave_attention import FRAGMENT, PAD, STATE, WaveAttentionSchedule, registers, shared_words
 from targets import TileDevice
-
-Expr = Any
 
 LOWEST = -1e30
 """Where maxima begin: below every score that counts, and finite, so that differences are numbers."""

@@ -18,6 +18,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.attention import CODES, Attention
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.attention import HeadPlace, Inputs
 from ladder.lower.gpu.proven import proven_recipes
@@ -32,8 +33,6 @@ from schedules.schedule import check
 from schedules.wave_attention import FRAGMENT, WaveAttentionSchedule, check_legal, fragment_of, piece
 from targets import TileDevice
 from tile_types import get_type
-
-Expr = Any
 
 LOW_HALVES, HIGH_HALVES = 0x05040100, 0x07060302
 """V_PERM's selectors of the low halves of two words side by side, and of the high ones."""

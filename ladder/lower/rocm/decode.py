@@ -28,6 +28,7 @@ import numpy as np
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.decode import Decoder, conversion_of
 from ladder.lower.gpu.decode_codebook import ByteLookup, byte_lookups, quad
@@ -344,8 +345,6 @@ def proven_here(proven: Proven, conversion: Conversion) -> list[Proven]:
         return [replace(proven, recipe=recipe)]
     return []
 
-
-Expr = Any
 
 FNUZ = "fp8fnuz"
 """Feature of devices whose matrix cores read fp8 as fnuz types."""

@@ -12,10 +12,9 @@ from typing import Any
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from targets import TileDevice
-
-Expr = Any
 
 
 def launch(blocks: Expr, threads: int) -> tuple[Expr, Expr]:

@@ -23,6 +23,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, each_piece
@@ -42,8 +43,6 @@ from schedules.layouts import THREADS, TILE
 from schedules.schedule import GpuSchedule
 from schedules.waves import STEP_ROWS
 from targets import TileDevice
-
-Expr = Any
 
 
 def store_run(gemm: Gemm, args: Arguments, sums: list[Expr], m: Expr, n: Expr) -> None:

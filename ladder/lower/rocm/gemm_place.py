@@ -8,6 +8,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
 from ladder.lower.gpu.arguments import Arguments
@@ -22,8 +23,6 @@ from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from schedules.waves import GROUPS, STEP_ROWS, WAVE, leaves_offsets
 from targets import TileDevice
-
-Expr = Any
 
 
 @dataclass(frozen=True)

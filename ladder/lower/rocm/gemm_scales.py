@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.accumulators import ONES, Accumulators
 from ladder.lower.gpu.arguments import Arguments
@@ -20,8 +21,6 @@ from ladder.lower.rocm.gemm_place import Place, Spec
 from ladder.lower.rocm.machine import bfloat_halves
 from ladder.lower.rocm.steps import DOTS, RUN, WaveStep
 from schedules.waves import STEP_COLUMNS, STEP_ROWS, ZERO_WORDS, column_tiles
-
-Expr = Any
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "uint32": 4}
 

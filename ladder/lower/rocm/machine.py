@@ -11,13 +11,12 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.emission import TirMachine
 from ladder.lower.gpu.machine import SELECT
 from ladder.lower.rocm.dialect import as_type, intrinsic
 from tile_types import TirOps, TType
-
-Expr = Any
 
 COLUMNS = {"x": 0xF0, "y": 0xCC, "z": 0xAA}
 """Truth tables of the three operands of a lop3."""

@@ -16,6 +16,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.scaled import ScaledGemm
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.machine import join_bfloat
@@ -31,8 +32,6 @@ from schedules.wave_scaled import (
     held_words,
 )
 from targets import TileDevice
-
-Expr = Any
 
 INSTRUCTION = "llvm.amdgcn.mfma.scale.f32.16x16x128.f8f6f4"
 

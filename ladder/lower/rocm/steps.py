@@ -19,14 +19,13 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import Issue, LaneMap, MatrixStep
 from ladder.lower.rocm.dialect import as_type, cross_lane, intrinsic, is_of_words, lanes, mfma, vector
 from schedules.waves import STEP_COLUMNS
 from targets import TileDevice
 from tile_types.errors import DeviceError
-
-Index = Any
 
 K_GROUPS = 4
 """Threads that hold the columns of K of a row of a packed tile."""
@@ -38,7 +37,7 @@ RUN = 4
 class WaveMap(LaneMap):
     """Who holds what where two MFMA 16x16 make a step: eight rows per lane, one activation row."""
 
-    def operand(self, lane: Index) -> tuple[Index, Index]:
+    def operand(self, lane: Expr) -> tuple[Expr, Expr]:
         return lane // 8 % 2 * 16 + lane % 8, lane // 16
 
     def row_slot(self, index: int) -> int:
@@ -50,10 +49,10 @@ class WaveMap(LaneMap):
     def sum_source(self, index: int) -> int:
         return 0
 
-    def slot_row(self, lane: Index, slot: int) -> Index:
+    def slot_row(self, lane: Expr, slot: int) -> Expr:
         return lane // 32 * 16 + lane // 16 % 2 * 4 + slot % 4 + slot // 4 * 8
 
-    def column(self, lane: Index, index: int) -> Index:
+    def column(self, lane: Expr, index: int) -> Expr:
         return lane % 16
 
 
@@ -63,13 +62,13 @@ class DotMap(WaveMap):
     def half(self, slot: int) -> int:
         return slot
 
-    def slot_row(self, lane: Index, slot: int) -> Index:
+    def slot_row(self, lane: Expr, slot: int) -> Expr:
         return self.operand(lane)[0] + 8 * slot
 
-    def column(self, lane: Index, index: int) -> Index:
+    def column(self, lane: Expr, index: int) -> Expr:
         return 0
 
-    def is_first(self, lane: Index) -> Index:
+    def is_first(self, lane: Expr) -> Expr:
         return lane < 16
 
 
@@ -83,24 +82,24 @@ class HalfMap(WaveMap):
     def half(self, slot: int) -> int:
         return slot // 8
 
-    def slot_row(self, lane: Index, slot: int) -> Index:
+    def slot_row(self, lane: Expr, slot: int) -> Expr:
         return lane // 16 * 16 + slot
 
 
 class InterleavedMap(HalfMap):
     """The same of RDNA3, where register i of a lane of half h holds row ``2 * i + h`` of D."""
 
-    def operand(self, lane: Index) -> tuple[Index, Index]:
+    def operand(self, lane: Expr) -> tuple[Expr, Expr]:
         return lane % 2 * 16 + lane % 16 // 2, 0
 
 
 class GroupMap(WaveMap):
     """Who holds what where the columns of MFMA 16x16 are groups of K of one activation row."""
 
-    def column(self, lane: Index, index: int) -> Index:
+    def column(self, lane: Expr, index: int) -> Expr:
         return 0
 
-    def is_first(self, lane: Index) -> Index:
+    def is_first(self, lane: Expr) -> Expr:
         return lane % STEP_COLUMNS == 0
 
 
@@ -144,11 +143,11 @@ class WaveStep(MatrixStep):
         """Return the instruction's name, which states types of 8-bit floats."""
         return self.spelling.format(w=LLVM_FP8.get(weight, ""))
 
-    def k_group(self, lane: Index, part: int) -> Index:
+    def k_group(self, lane: Expr, part: int) -> Expr:
         """Return which group of four columns of K, of those of a thread, a lane multiplies."""
         return K_GROUPS // self.parts * part + lane // 16
 
-    def holder(self, lane: Index, part: int) -> Index:
+    def holder(self, lane: Expr, part: int) -> Expr:
         """Return which thread of 64 has the packed words that a lane takes."""
         return lane // 8 % 2 * 32 + lane % 8 * 4 + self.k_group(lane, part)
 
@@ -158,18 +157,18 @@ class WaveStep(MatrixStep):
         return len(self.issues[0].a)
 
     def perform(
-        self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], b: list[Expr], start: Any
     ) -> None:
         _matrix(self, weight, acc, totals, a, b)
 
-    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+    def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
         """Return ``sums`` and the products of two operands, of the type ``kind``."""
         weights, activations = operands
         return mfma(kind, name, weights, activations, sums)
 
 
 def _matrix(
-    step: WaveStep, weight: str, acc: Any, totals: Sequence[int], a: list[Index], x: list[Index]
+    step: WaveStep, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], x: list[Expr]
 ) -> None:
     kind = f"{'int32' if step.carrier == 'uint32' else 'float32'}x{len(totals)}"
     at = lanes(totals[0], len(totals))
@@ -182,13 +181,13 @@ def _matrix(
 class HalfWaveStep(WaveStep):
     """A step of WMMA of RDNA4: two instructions of 16 weight rows, 16 activation rows."""
 
-    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+    def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
         """Return the sums; integers are said to be signed, and sums not to saturate."""
         given = _signed(operands, sums) if self.carrier == "uint32" else (*operands, sums)
         return cross_lane(kind, name, *given)
 
 
-def _signed(operands: list[Index], sums: Index) -> tuple[Index, ...]:
+def _signed(operands: list[Expr], sums: Expr) -> tuple[Expr, ...]:
     """Return the arguments of an instruction that is told its operands' signs, and not to saturate."""
     signed = T.bool(True)
     return signed, operands[0], signed, operands[1], sums, T.bool(False)
@@ -198,10 +197,10 @@ def _signed(operands: list[Index], sums: Index) -> tuple[Index, ...]:
 class RepeatedStep(HalfWaveStep):
     """The same of RDNA3: both halves of a wave decode the words of all four threads of their rows."""
 
-    def k_group(self, lane: Index, part: int) -> Index:
+    def k_group(self, lane: Expr, part: int) -> Expr:
         return part
 
-    def holder(self, lane: Index, part: int) -> Index:
+    def holder(self, lane: Expr, part: int) -> Expr:
         return lane % 2 * 32 + lane % 16 // 2 * 4 + part
 
 
@@ -212,11 +211,11 @@ class DotStep(WaveStep):
     run: int = 1
 
     def perform(
-        self, weight: str, acc: Any, totals: Sequence[int], a: list[Index], b: list[Index], start: Any
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], b: list[Expr], start: Any
     ) -> None:
         _dots(self, weight, acc, totals[0], a, b)
 
-    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+    def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
         """Return the sum and the products of a register's elements; nothing saturates."""
         immediates = () if is_of_words(name) else (T.bool(False),)
         return intrinsic(kind, name, *operands, sums, *immediates)
@@ -226,7 +225,7 @@ class DotStep(WaveStep):
 class SignedDotStep(DotStep):
     """The same where the instruction is told that its operands are signed."""
 
-    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+    def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
         return intrinsic(kind, name, *_signed(operands, sums))
 
 
@@ -234,11 +233,11 @@ class SignedDotStep(DotStep):
 class Fp8DotStep(DotStep):
     """The same of 8-bit floats, whose types the instruction's name states."""
 
-    def product(self, kind: str, name: str, operands: list[Index], sums: Index) -> Index:
+    def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
         return intrinsic(kind, name, *operands, sums)
 
 
-def _dots(step: DotStep, weight: str, acc: Any, at: int, a: list[Index], x: list[Index]) -> None:
+def _dots(step: DotStep, weight: str, acc: Any, at: int, a: list[Expr], x: list[Expr]) -> None:
     """Emit the products of registers of one row with those of an activation row, one after the other."""
     kind = "int32" if step.carrier == "uint32" else "float32"
     total = as_type(acc[at], kind)

@@ -14,12 +14,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.vectors import as_float, bits_of
 from schedules.cpu_layout import UNIT, CpuLayout
-
-Expr = Any
 
 WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4}
 """Columns in one 32-bit word of each operand type."""

@@ -15,13 +15,12 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.decode import Unit
 from ladder.lower.skeletons.loopnest.nest import At, Nest, NestKernel
 from schedules.cpu_layout import LANES, ROWS
-
-Expr = Any
 
 TILE_ROWS = 16
 

@@ -18,12 +18,12 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.program import Copy, TileProgram
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from schedules.cpu_layout import LANES, CpuLayout, Plane
 from tile_types import TirOps, TType
 
-Expr = Any
 Bits = np.ndarray[Any, Any]
 
 HALF = 32

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.nest import At, Nest
 from schedules.cpu_layout import LANES, ROWS, UNIT
 from schedules.instructions import steps_in_16_bits
-
-Expr = Any
 
 HALVES = 2 * LANES
 """Sums of 16 bits in a vector."""

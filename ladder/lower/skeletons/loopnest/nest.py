@@ -29,6 +29,7 @@ from ladder.ir.program import (
     TileProgram,
 )
 from ladder.ir.program.model import made_by, walk
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.llvm_functions import exp
 from ladder.lower.cpu import vectors as v
@@ -36,8 +37,6 @@ from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
 from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, decoder_for, units_ahead
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout
-
-Expr = Any
 
 TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Element types that TIR spells otherwise."""
