@@ -133,6 +133,18 @@ def _taken(array: Array, axis: int, places: Sequence[int]) -> Array:
     return array[index] if axis == ROWS else array[:, index]
 
 
+def taken_rows(weight: QuantizedTensor, rows: Sequence[int]) -> QuantizedTensor:
+    """Return rows of a matrix, in any order.
+
+    Raises ShapeError if rows share scales.
+    """
+    if weight.block[ROWS] != 1:
+        raise ShapeError(f"{weight.type_name} {list(weight.shape)}: {weight.block[ROWS]} rows share a scale")
+    shape = len(rows), weight.shape[COLUMNS]
+    storage = _taken(weight.storage, ROWS, rows)
+    return replace(weight, shape=shape, storage=storage, **_per_group(weight, ROWS, rows))
+
+
 def joined(weights: Sequence[QuantizedTensor]) -> QuantizedTensor:
     """Return matrices of one type and as many columns as one, rows below rows: what `shard` takes apart.
 

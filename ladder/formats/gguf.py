@@ -1,6 +1,7 @@
 """GGUF files: metadata and tensors of llama.cpp, mapped into memory.
 
-Source: ``docs/gguf.md`` of ggml, versions 2 and 3, little-endian.
+Source: ``docs/gguf.md`` of ggml, versions 2 and 3. Of big-endian files, integers and halves of all fields are
+swapped, as ``gguf_convert_endian`` of gguf writes them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.formats.files import MOST_TENSORS, MappedFile, Stored, require, require_name
+import numpy as np
+import numpy.typing as npt
+
+from ladder.formats.files import MOST_TENSORS, MappedFile, Stored, itemsize, require, require_name
 from ladder.formats.gguf_blocks import BLOCKS, BlockType
 from ladder.formats.layer import Format, Layer, Loaded, Shape
 from ladder.formats.repack import taken_apart
@@ -44,10 +48,11 @@ SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass
 class Cursor:
-    """A place in a file from which values are read one after the other."""
+    """A place in a file from which values are read one after the other; `order`: ``struct``'s of bytes."""
 
     file: MappedFile
     at: int = 0
+    order: str = "<"
 
     def take(self, count: int) -> bytes:
         found = self.file.bytes(self.at, count)
@@ -55,7 +60,7 @@ class Cursor:
         return found
 
     def number(self, letter: str) -> Any:
-        return struct.unpack(f"<{letter}", self.take(struct.calcsize(f"<{letter}")))[0]
+        return struct.unpack(f"{self.order}{letter}", self.take(struct.calcsize(f"<{letter}")))[0]
 
     def text(self, most: int) -> str:
         """Return the next string of at most so many bytes."""
@@ -88,7 +93,9 @@ class Cursor:
         count = self._length(8 if letter is None else struct.calcsize(f"<{letter}"))
         if letter is None:
             return [self.value(kind, depth) for _ in range(count)]
-        return list(struct.unpack(f"<{count}{letter}", self.take(count * struct.calcsize(f"<{letter}"))))
+        return list(
+            struct.unpack(f"{self.order}{count}{letter}", self.take(count * struct.calcsize(f"<{letter}")))
+        )
 
 
 @dataclass(frozen=True)
@@ -140,7 +147,12 @@ def _read_one(path: Path) -> GgufFile:
     cursor = Cursor(MappedFile(path))
     require(cursor.take(4) == MAGIC, f"{path} is no GGUF file")
     version = cursor.number("I")
-    require(version in VERSIONS, f"{path} has GGUF version {version}, or is big-endian; known: {VERSIONS}")
+    if version & 0xFFFF == 0:
+        cursor, version = (
+            Cursor(cursor.file, cursor.at, ">"),
+            int.from_bytes(version.to_bytes(4, "big"), "little"),
+        )
+    require(version in VERSIONS, f"{path} has GGUF version {version}; known: {VERSIONS}")
     tensors, pairs = cursor.number("Q"), cursor.number("Q")
     require(max(tensors, pairs) <= MOST_TENSORS, f"{path} counts {tensors} tensors and {pairs} metadata")
     metadata: dict[str, Any] = {}
@@ -150,9 +162,9 @@ def _read_one(path: Path) -> GgufFile:
         metadata[key] = cursor.value(cursor.number("I"))
     infos = list(_infos(cursor, tensors))
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-    valid = isinstance(alignment, int) and alignment >= 8 and alignment & (alignment - 1) == 0
+    valid = isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0
     require(valid, f"{path}: general.alignment is {alignment!r}")
-    return _placed(cursor.file, metadata, infos, -(-cursor.at // alignment) * alignment)
+    return _placed(cursor, metadata, infos, -(-cursor.at // alignment) * alignment)
 
 
 @dataclass(frozen=True)
@@ -173,8 +185,33 @@ def _infos(cursor: Cursor, count: int) -> Iterator[_Info]:
         yield _Info(name, extents[::-1], cursor.number("I"), cursor.number("Q"))
 
 
-def _placed(file: MappedFile, metadata: dict[str, Any], infos: list[_Info], start: int) -> GgufFile:
+@dataclass(frozen=True, eq=False)
+class BigEndian(Stored):
+    """An array of a big-endian file.
+
+    unit: numpy's description of what repeats in it: an element, or a block.
+    """
+
+    unit: npt.DTypeLike
+
+    def tensor(self) -> torch.Tensor:
+        import torch
+
+        unit = np.dtype(self.unit)
+        stored = np.frombuffer(self.file.bytes(self.begin, self.nbytes), unit.newbyteorder(">"))
+        octets = torch.from_numpy(stored.astype(unit.newbyteorder("<")).view(np.uint8))
+        return octets.view(getattr(torch, self.dtype)).view(self.shape)
+
+
+def _is_swappable(row: BlockType) -> bool:
+    """Tell blocks whose fields are bytes and floating-point numbers: others' words are cut differently."""
+    fields: Any = np.dtype(row.fields).fields
+    return all(field.base.itemsize == 1 or field.base.kind == "f" for field, *_ in fields.values())
+
+
+def _placed(cursor: Cursor, metadata: dict[str, Any], infos: list[_Info], start: int) -> GgufFile:
     """Check where tensors lie, and divide them into quantized and plain ones."""
+    file, big = cursor.file, cursor.order == ">"
     found = GgufFile(metadata, {}, {})
     spans: list[tuple[int, int, str]] = []
     for info in infos:
@@ -184,13 +221,18 @@ def _placed(file: MappedFile, metadata: dict[str, Any], infos: list[_Info], star
         require(info.name not in found.layers and info.name not in found.plain, f"{where} is there twice")
         begin = start + info.offset
         if row is None:
-            stored = Stored(info.name, PLAIN[info.kind], info.shape, file, begin)
+            described = info.name, PLAIN[info.kind], info.shape, file, begin
+            stored = BigEndian(*described, f"u{itemsize(described[1])}") if big else Stored(*described)
             found.plain[info.name] = stored
         else:
             fits = info.shape[-1] % row.elements == 0 and 0 not in info.shape
             require(fits, f"{where}: {info.shape} is not made of {row.name} blocks of {row.elements}")
             octets = (*info.shape[:-1], info.shape[-1] // row.elements * row.nbytes)
-            stored = Stored(info.name, "uint8", octets, file, begin)
+            require(
+                not big or _is_swappable(row), f"{where}: {row.name} blocks of big-endian files are not read"
+            )
+            described = info.name, "uint8", octets, file, begin
+            stored = BigEndian(*described, row.fields) if big else Stored(*described)
             found.layers[info.name] = (FORMATS[info.kind], Layer(info.name, {"": stored}))
         require(begin + stored.nbytes <= file.size, f"{file.path} is truncated: {where} ends beyond it")
         spans.append((begin, begin + stored.nbytes, info.name))

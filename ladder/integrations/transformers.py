@@ -2,8 +2,8 @@
 
 Importing this module registers the quantization method ``"ladder"``, also for models that were saved with it:
 transformers has no entry point for that. It needs transformers 5. Linear layers and stacked experts
-(`ladder.api.stacked_experts`) are quantized; embeddings stay. Quantized embeddings and GGUF files (whose
-names differ) are not loaded into models yet: `load_pretrained` says so by name.
+(`ladder.api.stacked_experts`) are quantized; embeddings stay. Quantized embeddings are not loaded into models
+yet: `load_pretrained` says so by name.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ from ladder.integrations.loading import (
 from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError
+
+GIVEN: ContextVar[Checkpoint | None] = ContextVar("given", default=None)
+"""Quantized tensors of the model that is being loaded, where its files do not have the model's names."""
 
 
 @register_quantization_config(METHOD)
@@ -222,7 +226,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _take_stored(self, model: torch.nn.Module, files: Iterable[str]) -> None:
         """Read the quantized layers of a checkpoint, and make transformers' loader pass over their arrays."""
-        checkpoint = opened([Path(file) for file in files], getattr(model, "name_or_path", ""))
+        given = GIVEN.get()
+        checkpoint = given or opened([Path(file) for file in files], getattr(model, "name_or_path", ""))
         stored = names_in(model, checkpoint.layers)
         wanted = {name: [f"{name}.weight"] for name in self.linear if f"{name}.weight" in stored}
         for name, (path, stack) in self.stacks.items():
@@ -344,11 +349,30 @@ def load_pretrained(model_class: Any, path: str | os.PathLike[str], **kwargs: An
     """Load a model that another tool quantized, with Ladder's layers in place of the tool's.
 
     model_class: A class with ``from_pretrained``, such as ``AutoModelForCausalLM``.
-    path: Folder, or name on the hub, of a model in a format that `ladder.load_checkpoint` reads.
+    path: Folder, or name on the hub, of a model in a format that `ladder.load_checkpoint` reads; or a GGUF
+        file (`ladder.integrations.gguf_models`).
     **kwargs: For ``from_pretrained``. ``activation`` is for `ladder.Linear`.
     Raises CheckpointError if the format is not known, or a quantized tensor is no layer of the model.
     """
     options = {name: kwargs.pop(name) for name in LINEAR_OPTIONS if name in kwargs}
+    stored = LadderConfig("stored", **options).to_dict()
+    if os.fspath(path).endswith(".gguf"):
+        return _load_gguf(model_class, Path(path), stored, **kwargs)
     config = AutoConfig.from_pretrained(path)
-    config.quantization_config = LadderConfig("stored", **options).to_dict()
+    config.quantization_config = stored
     return model_class.from_pretrained(path, config=config, **kwargs)
+
+
+def _load_gguf(model_class: Any, path: Path, stored: dict[str, Any], **kwargs: Any) -> Any:
+    """Load a model from a GGUF file."""
+    from ladder.integrations.gguf_models import model_of
+
+    dtype = kwargs.pop("dtype", None) or kwargs.pop("torch_dtype", None)
+    dtype = torch.float32 if dtype in (None, "auto") else getattr(torch, str(dtype).removeprefix("torch."))
+    found, config, checkpoint, values = model_of(model_class, path, dtype)
+    config.quantization_config = stored
+    token = GIVEN.set(checkpoint)
+    try:
+        return found.from_pretrained(None, config=config, state_dict=values, dtype=dtype, **kwargs)
+    finally:
+        GIVEN.reset(token)

@@ -195,8 +195,9 @@ class CompiledGemm:
         else:
             rows = x.reshape(-1, self._k)
             m = rows.shape[0]
-            out = allocate((m, n), (n, 1), self.output)
-            y = out.view(*shape[:-1], n)
+            steps = (n * prod(shape[axis + 1 : -1]) for axis in range(len(shape) - 1))
+            y = allocate((*shape[:-1], n), (*steps, 1), self.output)  # no view: autograd forbids writing it
+            out = y.view(m, n)
         if m:
             if self.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
                 rows = self.aligned(rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -310,8 +310,20 @@ def torchao(kind: str) -> Case:
     return arrays, {"metadata": metadata}, {"layer.weight": own}
 
 
-def gguf_file() -> None:
-    """Write every type of blocks that the package decodes, from random bytes with moderate scales."""
+def gguf_files() -> None:
+    """Write every type of blocks that the package decodes, and big-endian those that it can convert."""
+    import subprocess
+
+    from ladder.formats.gguf_blocks import BLOCKS
+
+    gguf_file("all.gguf", BLOCKS)
+    gguf_file("big_endian.gguf", (2, 8, 12, 14, 39, 40))  # digests: before the conversion
+    command = sys.executable, "-m", "gguf.scripts.gguf_convert_endian", HERE / "big_endian.gguf", "big"
+    subprocess.run(command, input=b"YES\n", check=True)
+
+
+def gguf_file(file: str, numbers: Iterable[int]) -> None:
+    """Write types of blocks from random bytes with moderate scales."""
     import gguf
     from gguf import GGMLQuantizationType as Type
     from gguf import quants
@@ -319,10 +331,11 @@ def gguf_file() -> None:
     from ladder.formats.gguf_blocks import BLOCKS
 
     random = np.random.default_rng(41)
-    writer, expected = gguf.GGUFWriter(HERE / "all.gguf", "llama"), {}
+    writer, expected = gguf.GGUFWriter(HERE / file, "llama"), {}
     writer.add_array("tokenizer.ggml.tokens", ["a", "b"])
     writer.add_tensor("plain", np.arange(8, dtype=np.float32))
-    for number, row in BLOCKS.items():
+    for number in numbers:
+        row = BLOCKS[number]
         if Type(number) not in quants._type_traits:
             continue
         octets = random.integers(0, 256, (2, 512 // row.elements * row.nbytes), dtype=np.uint8)
@@ -344,7 +357,7 @@ def gguf_file() -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    record("all.gguf", expected, {})
+    record(file, expected, {})
 
 
 INT = {"type": "int", "strategy": "group", "group_size": GROUP}
@@ -430,7 +443,7 @@ def record(name: str, expected: dict[str, str], config: dict[str, Any], dtype: s
 def main(names: list[str]) -> None:
     HERE.mkdir(exist_ok=True)
     if not names or "gguf" in names:
-        gguf_file()
+        gguf_files()
     for name, make in CASES.items():
         if names and not any(wanted in name for wanted in names):
             continue

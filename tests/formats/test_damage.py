@@ -126,7 +126,11 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
         b"GGUF" + struct.pack("<IQQQ", 3, 1, 0, 2) + b"\na" + struct.pack("<IQIQ", 1, 2, 0, 0) + bytes(64),
     ),
     "another magic number": (".gguf", b"GGML" + bytes(60)),
-    "big-endian GGUF": (".gguf", b"GGUF" + struct.pack(">IQQ", 3, 0, 0)),
+    "a later version, big-endian": (".gguf", b"GGUF" + struct.pack(">IQQ", 4, 0, 0)),
+    "words in big-endian blocks": (
+        ".gguf",
+        b"GGUF" + struct.pack(">IQQQ1sIQIQ", 3, 1, 0, 1, b"a", 1, 256, 16, 0) + bytes(128),
+    ),
     "countless metadata": (".gguf", b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60)),
     "an endless string": (".gguf", b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 50) + b"a"),
     "an endless array": (

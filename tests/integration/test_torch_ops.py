@@ -172,6 +172,16 @@ def test_there_are_gradients_wherever_the_operator_is_called() -> None:
             assert not call().requires_grad
 
 
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64)])
+def test_results_with_gradients_may_be_written(shape: tuple[int, ...]) -> None:
+    layer = ladder.Linear.from_linear(torch.nn.Linear(64, 8), weight="int4", group_size=32)
+    x = torch.randn(shape, requires_grad=True)
+    y = layer(x)
+    y += 1
+    assert torch.equal(y, layer(x) + 1)
+    y.sum().backward()
+
+
 def test_gradients_of_what_goes_beside_x_are_refused() -> None:
     """Of a bias, of scales, and of x through its quantization to 8 bits."""
     weight = ladder.quantize(torch.randn(8, 64), "int4", group_size=32)

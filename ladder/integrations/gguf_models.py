@@ -1,0 +1,182 @@
+"""GGUF files as models of transformers: tensors by the model's names, blocks as they are stored.
+
+Configuration, names and what llama.cpp changed of each architecture are transformers' own tables, which need
+the package ``gguf``. Rows that llama.cpp has permuted (queries and keys of Llama) are put back in order among
+the codes; matrices that it changed otherwise, embeddings and norms are dequantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from ladder.api.linear_modules import is_linear, is_transposed
+from ladder.api.stacked_experts import is_experts
+from ladder.formats.checkpoint import Checkpoint, load_checkpoint
+from ladder.formats.files import Stored, require
+from ladder.formats.gguf import SPLIT
+from ladder.formats.layer import Format, Layer
+from tile_types import QuantizedTensor
+from tile_types.errors import CheckpointError
+from tile_types.shards import taken_rows
+
+FREQUENCIES = "rope_freqs.weight"
+"""Divisors of rotary frequencies: how llama.cpp stores ``rope_type="llama3"``."""
+
+HEAD = "output.weight"
+
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
+"""What llama.cpp does not store of it: the values of every published model."""
+
+EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+"""GGUF's name of stacked experts -> transformers' of a matrix of one."""
+
+
+SIZES = {
+    "attention.key_length": "head_dim",
+    "context_length": "n_positions",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Metadata of an architecture that transformers does not read of each -> its configurations' name."""
+
+
+def model_of(
+    model_class: Any, path: Path, dtype: torch.dtype
+) -> tuple[Any, Any, Checkpoint, dict[str, torch.Tensor]]:
+    """Return what transformers loads a GGUF file as.
+
+    model_class: A class of models, or one such as ``AutoModelForCausalLM``.
+    dtype: Type of what is dequantized.
+    Returns: The model's class, its configuration, the quantized tensors by the model's names, and the others.
+    Raises CheckpointError if the file has a tensor, or a scaling of positions, which is not read.
+    """
+    checkpoint = load_checkpoint(path)
+    first = SPLIT.sub(r"\1-00001-of-\3.gguf", path.name)
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=first)
+    _complete(checkpoint, config)
+    build = model_class.from_config if hasattr(model_class, "from_config") else model_class._from_config
+    with torch.device("meta"):
+        model = build(config)
+    return type(model), config, *_divided(checkpoint, model, dtype)
+
+
+def _complete(checkpoint: Checkpoint, config: Any) -> None:
+    """Put into a configuration what transformers does not read: sizes, and how positions are scaled."""
+    kind = checkpoint.metadata["general.architecture"]
+    for key, name in SIZES.items():
+        if f"{kind}.{key}" in checkpoint.metadata and name in config.to_dict():
+            setattr(config, name, checkpoint.metadata[f"{kind}.{key}"])
+    config.tie_word_embeddings = HEAD not in checkpoint  # it may lie in another file than the first
+    scaling = checkpoint.metadata.get(f"{kind}.rope.scaling.type", "none")
+    require(scaling == "none", f"{checkpoint.path}: {kind}.rope.scaling.type is {scaling!r}, not read yet")
+    if FREQUENCIES not in checkpoint:
+        return
+    one = "rope_theta" in (getattr(config, "rope_parameters", None) or {})
+    require(one, f"{checkpoint.path}: {FREQUENCIES} is not read for {type(config).__name__}")
+    divisors = checkpoint.dequantize(FREQUENCIES, torch.float32)
+    plain, scaled = (_frequencies(config, factor) for factor in (1.0, float(divisors.max())))
+    fits = scaled.shape == divisors.shape and torch.allclose(plain / divisors, scaled, rtol=1e-4)
+    require(fits, f"{checkpoint.path}: {FREQUENCIES} is no scaling of Llama 3's kind")
+
+
+def _frequencies(config: Any, factor: float) -> torch.Tensor:
+    """Return the rotary frequencies of Llama 3's scaling by a factor, which the configuration keeps."""
+    config.rope_parameters = {**config.rope_parameters, **LLAMA3, "factor": factor}
+    frequencies: torch.Tensor = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))[0]
+    return frequencies
+
+
+def _divided(
+    checkpoint: Checkpoint, model: Any, dtype: torch.dtype
+) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+    """Name tensors as a model does: those that stay quantized, and the values of the others."""
+    kind = checkpoint.metadata["general.architecture"]
+    processor = TENSOR_PROCESSORS.get(kind, TensorProcessor)(config=model.config.to_dict())
+    names, wanted = get_gguf_hf_weights_map(model, processor), model.state_dict()
+    layers: dict[str, tuple[Format, Layer]] = {}
+    values: dict[str, torch.Tensor] = {}
+    for stored in checkpoint:
+        if stored == FREQUENCIES:
+            continue
+        name = names.get(stored) or names.get(stored.removesuffix(".weight"))
+        if name is None:
+            raise CheckpointError(f"{checkpoint.path}: {type(model).__name__} has no place for {stored}")
+        found = _kept(checkpoint, stored, name, model, processor)
+        layers |= found
+        if not found:
+            value = checkpoint.dequantize(stored, torch.float32).numpy()
+            changed = torch.from_numpy(np.ascontiguousarray(_process(processor, value, stored)))
+            have, want = list(changed.shape), list(wanted[name].shape)
+            require(value.ndim == 3 or have == want, f"{checkpoint.path}: {stored} is {have}, not {want}")
+            parts = zip(_members(stored, name, len(value)), changed, strict=True) if value.ndim == 3 else ()
+            values |= {member: part.to(dtype) for member, part in parts} or {name: changed.to(dtype)}
+    return replace(checkpoint, layers=layers, plain={}), values
+
+
+def _process(processor: TensorProcessor, array: Any, stored: str) -> Any:
+    """Undo what llama.cpp changed of a tensor."""
+    return processor.process(array, stored, parsed_parameters={"tensors": {}}).weights
+
+
+def _members(stored: str, name: str, count: int) -> list[str]:
+    """Return the names that checkpoints give the matrices of stacked experts."""
+    member = EXPERTS[stored.split(".")[-2]]
+    return [f"{name.rpartition('.')[0]}.{expert}.{member}.weight" for expert in range(count)]
+
+
+def _kept(
+    checkpoint: Checkpoint, stored: str, name: str, model: Any, processor: TensorProcessor
+) -> dict[str, tuple[Format, Layer]]:
+    """Return a tensor that stays quantized, or the matrices of a stack, by names; nothing for others."""
+    path, _, parameter = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if stored not in checkpoint.layers:
+        return {}
+    form, layer = checkpoint.layers[stored]
+    shape = form.shape(layer)
+    if len(shape) == 3 and is_experts(owner):
+        parts = enumerate(_members(stored, name, shape[0]))
+        return {member: (form, _expert(layer, expert)) for expert, member in parts}
+    if len(shape) != 2 or not is_linear(owner) or parameter != "weight":
+        return {}
+    rows = _rows(processor, stored, shape, owner)
+    return {} if rows is None else {name: (replace(form, read=partial(_in_order, form, rows)), layer)}
+
+
+def _expert(layer: Layer, expert: int) -> Layer:
+    """Return one matrix of a stack."""
+    part = layer[""]
+    assert isinstance(part, Stored)
+    each = part.nbytes // part.shape[0]
+    one = replace(part, shape=part.shape[1:], begin=part.begin + expert * each)
+    return replace(layer, parts={"": one})
+
+
+def _rows(
+    processor: TensorProcessor, stored: str, shape: Sequence[int], owner: torch.nn.Module
+) -> list[int] | None:
+    """Return which stored row each row of a layer's matrix is; None if it is made of others' elements."""
+    numbers = np.broadcast_to(np.arange(shape[0], dtype=np.int32)[:, None], shape)
+    found = _process(processor, numbers, stored)
+    matrix = found.T if is_transposed(owner) else found
+    whole = matrix.shape == numbers.shape and bool((matrix == matrix[:, :1]).all())
+    return matrix[:, 0].tolist() if whole else None
+
+
+def _in_order(form: Format, rows: list[int], layer: Layer) -> QuantizedTensor:
+    return taken_rows(form.read(layer), rows)  # type: ignore[arg-type]
