@@ -26,6 +26,9 @@ Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MOST_PLANS = 8
 """Sets of sizes for which what begins at one operator gets plans."""
 
+FEWEST = 16
+"""Operators of a piece that gets a plan: fewer take less time in torch than the call of a plan."""
+
 PLANNED = ("cpu", "cuda")
 """Kinds of devices that plans are made for."""
 
@@ -94,7 +97,7 @@ class Pieces:
         self.nodes = _with_parts_behind(_calls(module))
         self.results = module.graph.output_node().args[0]
         self.live = self._live()
-        self.steps: dict[Any, Piece] = {}
+        self.steps: list[dict[tuple[Node, ...], dict[Any, Piece]]] = [{} for _ in self.nodes]
         self.plans = dict.fromkeys(range(len(self.nodes)), 0)
 
     def _live(self) -> list[list[Node]]:
@@ -114,29 +117,36 @@ class Pieces:
         known: dict[Node, Any] = dict(zip(self.places, values, strict=True))
         at = 0
         while at < len(self.nodes):
-            read = [known[node] for node in self.live[at]]
-            key = (at, *map(_signature, read))
-            step = self.steps.get(key)
-            if step is None:
-                step = self.steps[key] = self._step(at, known)
+            step = self._known_step(at, known) or self._new_step(at, known)
             found = step.run(*(known[node] for node in step.reads))
             known.update(zip(step.gives, found, strict=True))
             at = step.end
         return map_arg(self.results, known.__getitem__)
 
-    def _step(self, at: int, known: dict[Node, Any]) -> Piece:
-        """Return the piece that begins at a node: as far as a trace goes, or the operator where it fails."""
+    def _known_step(self, at: int, known: dict[Node, Any]) -> Piece | None:
+        """Return the piece that begins at a node, for these sizes or for all, if there is one."""
+        for sizes, steps in self.steps[at].items():
+            if step := steps.get(_signatures(sizes, known)):
+                return step
+        return None
+
+    def _new_step(self, at: int, known: dict[Node, Any]) -> Piece:
+        """Make the piece that begins at a node, as far as a trace goes; a short one takes what is behind."""
         self.plans[at] += 1
         end, why, fakes = self._reach(at, known)
         made = [fakes[node] for node in self.nodes[at:end]]
-        whole = self.plans[at] > MOST_PLANS or not any(isinstance(each, torch.Tensor) for each in made)
-        if end == at:
-            self.tell(f"{target_of(self.nodes[at])} runs in torch: {why}")
-            end, whole = self._behind(at), True
+        few = sum(isinstance(each, torch.Tensor) for each in made) < FEWEST
+        whole = few or self.plans[at] > MOST_PLANS
+        if few and end < len(self.nodes):
+            self.tell(f"{target_of(self.nodes[end])} runs in torch: {why}")
+            end = self._behind(end)
         reads, gives = self._around(at, end)
         module = _piece(self.nodes[at:end], reads, gives)
         run = module.forward if whole else self.make(module, [known[node] for node in reads])
-        return Piece(run, reads, gives, end)
+        step = Piece(run, reads, gives, end)
+        sizes = () if whole else tuple(self._around(at, min(end + 1, len(self.nodes)))[0])
+        self.steps[at].setdefault(sizes, {})[_signatures(sizes, known)] = step
+        return step
 
     def _reach(self, at: int, known: dict[Node, Any]) -> tuple[int, str, dict[Node, Any]]:
         """Return the number of the first node from one on that cannot be traced, why, and fakes of values."""
@@ -195,6 +205,11 @@ def _piece(nodes: Iterable[Node], reads: Sequence[Node], gives: Sequence[Node]) 
     piece = torch.fx.GraphModule(torch.nn.Module(), graph)
     piece.meta["piece"] = True
     return piece
+
+
+def _signatures(nodes: Iterable[Node], known: dict[Node, Any]) -> tuple[Any, ...]:
+    """Return what a piece depends on that is for the sizes of `nodes`."""
+    return tuple([_signature(known[node]) for node in nodes])
 
 
 def _signature(value: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 import torch._dispatch.python
 import torch.fx
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -107,6 +109,8 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
     run = _unmoved(module, _shape)
     try:
         traced = _traced(_unmoved(module, _place), examples)
+    except DynamicOutputShapeException:
+        raise
     except RuntimeError:
         if any(_is_one_of(node, LOSSY_NAMES) for node in module.graph.nodes):
             raise  # a functional graph might write through them
@@ -206,6 +210,7 @@ class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if has_form(func):
             return self._without_writes(func, named(func, args, kwargs))
         found = func(*args, **kwargs)
+        _refuse_unknown_sizes(func, found)
         self._note(found)
         if may_raise(func, args):
             several = found if isinstance(found, list | tuple) else (found,)
@@ -235,6 +240,12 @@ class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if whole.dtype is not value.dtype:
             raise ImportRefused("an operator writes through a view of another type")
         return whole
+
+
+def _refuse_unknown_sizes(function: Any, found: Any) -> None:
+    """Raise ImportRefused where the sizes of a result depend on values: what follows need not be traced."""
+    if torch.Tag.dynamic_output_shape in function.tags and free_unbacked_symbols(found):
+        raise ImportRefused(f"the sizes of what {function} gives depend on values")
 
 
 def _refuse_real_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

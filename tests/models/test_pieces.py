@@ -1,0 +1,44 @@
+"""Graphs whose shapes depend on values: which of their pieces get plans, and for which sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.fx
+
+from ladder.api.pieces import FEWEST, Pieces
+from ladder.capture.captured import run_as_is
+
+
+def graph_with(count: int) -> torch.fx.GraphModule:
+    """Return a graph that selects rows, computes `count` times, selects again, and uses ``other``."""
+    graph = torch.fx.Graph()
+    x, other = graph.placeholder("x"), graph.placeholder("other")
+    found = graph.call_method("nonzero", (x,))
+    for _ in range(count):
+        found = graph.call_function(torch.add, (found, found))
+    again = graph.call_method("nonzero", (found,))
+    graph.output((again, graph.call_function(torch.neg, (other,))))
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize(("count", "plans"), [(FEWEST - 1, 0), (FEWEST, 2)])
+def test_short_pieces_run_as_they_are_and_plans_are_for_the_sizes_of_what_they_read(
+    count: int, plans: int
+) -> None:
+    made: list[Any] = []
+
+    def make(module: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        made.append(examples)
+        return run_as_is(module, examples)
+
+    module = graph_with(count)
+    pieces = Pieces(module, make, lambda _: None)
+    for rows, others in ((3, 1), (3, 2), (5, 3), (3, 4), (5, 5)):
+        given = torch.ones(rows), torch.ones(others)
+        torch.testing.assert_close(pieces(*given), module(*given))
+    assert len(made) == plans
+    kept = sum(len(steps) for found in pieces.steps for steps in found.values())
+    assert kept == (plans + 3 if plans else 3)  # each selection, what is between them, and what follows
