@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
@@ -15,13 +15,11 @@ from ladder.runtime import experts, operator
 from ladder.runtime.compile import Request, target_of
 from ladder.runtime.packed import GPU, PackedWeight, check_packed, layout_of, own_order, refuse_layout
 from ladder.runtime.tokens import EIGHT_BIT
+from schedules.schedule import Plan
 from targets import TileDevice, get_device
+from tile_types import QuantizedTensor, TType
 from tile_types.arrays import is_torch
 from tile_types.quantized import check_quantized
-
-if TYPE_CHECKING:
-    from schedules.schedule import Plan
-    from tile_types import QuantizedTensor, TType
 
 
 class GroupedMatmul:

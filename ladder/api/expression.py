@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ladder.api.matmul import Matmul
 from ladder.api.problem import require_fits
 from ladder.ir import to_graph
@@ -11,11 +9,9 @@ from ladder.ir.expr import Compute
 from ladder.ir.graph import Graph
 from ladder.rewrite import as_gemm
 from ladder.runtime.compile import Request
+from schedules.schedule import Plan
 from targets import TileDevice, get_device
 from tile_types import get_type
-
-if TYPE_CHECKING:
-    from schedules.schedule import Plan
 
 
 def compile_expression(

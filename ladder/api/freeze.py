@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.fx
 from torch.utils._pytree import tree_leaves
 
 from ladder.api.compiler import Compiler
@@ -16,6 +17,7 @@ from ladder.api.linear import Linear
 from ladder.api.open_export import OpenAxes, decide, limits_of, open_paths, require_open
 from ladder.capture import capture
 from ladder.frontend.importer import identifier
+from ladder.frontend.onnx_stages import Imported
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir.gemm import Gemm
 from ladder.runtime.model.build import Built, bind_program
@@ -25,12 +27,6 @@ from ladder.runtime.model.structure import Structure, structure_of
 from ladder.runtime.model.whole import Limits, WholeModel
 from tile_types.errors import LadderError, ShapeError
 from tile_types.quantized import QuantizedTensor
-
-if TYPE_CHECKING:
-    import torch.fx
-
-    from ladder.frontend.onnx_stages import Imported
-
 
 NOTHING: OpenAxes = MappingProxyType({})
 

@@ -31,14 +31,12 @@ from ladder.runtime.packed import (
     refuse_layout,
 )
 from ladder.runtime.tokens import EIGHT_BIT
+from schedules.schedule import Plan
 from targets import TileDevice, get_device
+from tile_types import QuantizedTensor, TType
 from tile_types.arrays import is_torch
 from tile_types.errors import DeviceError
 from tile_types.quantized import check_quantized
-
-if TYPE_CHECKING:
-    from schedules.schedule import Plan
-    from tile_types import QuantizedTensor, TType
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.fx
 
 from ladder import knobs
 from ladder.frontend.fx_facts import facts_of, facts_of_symbols
@@ -19,15 +22,10 @@ from ladder.runtime.model.found import shipped_graphs
 from ladder.runtime.model.prepared import Prepared, from_data, prepare, to_data
 from ladder.superopt.generator.stored import FOLDER as DATABASE
 from schedules.tuning import shipped_digest
+from targets import TileDevice
 from tile_types.errors import CacheError, LadderError
 from tile_types.identity import own_values
 from tile_types.library import own_types
-
-if TYPE_CHECKING:
-    import torch
-    import torch.fx
-
-    from targets import TileDevice
 
 log = logging.getLogger("ladder.model")
 

@@ -5,23 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ladder.api.lowered import STAGES, require_stage, stage_of
 from ladder.ir.scaled import FORMATS, ScaledGemm
+from ladder.runtime.build import Kernel
 from ladder.runtime.scaled import ScaledOperand, kernel_for, multiply, operand_of, quantize_rows
 from schedules.scaled import ScaledCost
 from schedules.scaled_choice import AnyScaled, choose, predict
 from targets import TileDevice, get_device
-from tile_types import QuantizedTensor, get_type
+from tile_types import QuantizedTensor, TType, get_type
 from tile_types.errors import ConversionError, DTypeError, ShapeError, require_kind
 from tile_types.quantized import check_quantized
-
-if TYPE_CHECKING:
-    from ladder.runtime.build import Kernel
-    from tile_types import TType
 
 QUANTIZABLE = (torch.float16, torch.bfloat16, torch.float32)
 """Types of x that are quantized when an operator is called."""

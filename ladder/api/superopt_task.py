@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from ladder import knobs
 from ladder.api.fused_trials import Progress, TrialCache, built, checked, loaded, torch_seconds
@@ -23,9 +25,6 @@ from ladder.superopt.partition import OUTSIDE
 from ladder.superopt.verifier import Certificate, Stability, refusal
 from targets import TileDevice, get_device
 from tile_types.errors import ConversionError, DeviceError, ScheduleError, VerificationError
-
-if TYPE_CHECKING:
-    import torch
 
 ROUNDS = 2
 """Times at most that kernels near the fastest are built and timed, too, as many each time."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from ladder.cli.console import Progress, silent
 from ladder.cli.model_report import PYTHON, place_of, placed
 from ladder.runtime.model.saved import save_model
 from ladder.runtime.model.whole import WholeModel
+from targets import TileDevice
 from tile_types.errors import DeviceError, ParseError
 from tile_types.files import require_writable
-
-if TYPE_CHECKING:
-    import torch
-
-    from targets import TileDevice
 
 
 def run_compile(

@@ -7,14 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder.cli.console import Progress, silent
-from ladder.formats.checkpoint import Checkpoint, load_checkpoint
+from ladder.formats.checkpoint import Checkpoint, Entry, load_checkpoint
 from ladder.formats.native_write import write
-
-if TYPE_CHECKING:
-    from ladder.formats.checkpoint import Entry
 
 COLUMNS = ("tensor", "format", "shape", "bytes", "bits per element")
 

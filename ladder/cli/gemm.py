@@ -6,30 +6,24 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from ladder.api.lowered import Lowered
+from ladder.api.matmul import Matmul
 from ladder.cli.console import Progress, silent
 from ladder.cli.measure import Call, ceiling, copies_for, side_by_side
 from ladder.cli.operands import Operands, make_operands
 from ladder.cli.problem import Problem, why_not_here
 from ladder.cli.report import GemmReport
 from ladder.ir import gemm_reference
+from ladder.ir.gemm import Gemm
+from ladder.runtime.packed import PackedWeight
 from schedules.cost import minimum_bytes
+from targets import TileDevice
+from tile_types import QuantizedTensor
 from tile_types.arrays import torch_dtype
-
-if TYPE_CHECKING:
-    import torch
-
-    from ladder.api.lowered import Lowered
-    from ladder.api.matmul import Matmul
-    from ladder.cli.operands import Operands
-    from ladder.ir.gemm import Gemm
-    from ladder.runtime.packed import PackedWeight
-    from targets import TileDevice
-    from tile_types import QuantizedTensor
-
 
 SIXTEEN_BIT = ("float16", "bfloat16", "float32")
 INT4_PACK_GROUPS = (32, 64, 128, 256)

@@ -6,8 +6,6 @@ Its 8-bit weights are stored as compressed-tensors' are. Sources: ModelOpt ``qte
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ladder.formats.compressed import (
     is_mx,
     mx_element,
@@ -19,10 +17,8 @@ from ladder.formats.compressed import (
     scales_of,
 )
 from ladder.formats.layer import Format, Layer, Shape
+from tile_types import QuantizedTensor
 from tile_types.packing import pack_codes, unpack_codes
-
-if TYPE_CHECKING:
-    from tile_types import QuantizedTensor
 
 METHODS = ("modelopt", "modelopt_fp4")
 

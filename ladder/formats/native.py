@@ -6,13 +6,11 @@ A quantized tensor ``a.weight`` is stored as ``a.weight.storage``, ``a.weight.sc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder.formats.files import parse_json, require_shape
 from ladder.formats.layer import Format, Layer, Shape
-
-if TYPE_CHECKING:
-    from tile_types import QuantizedTensor
+from tile_types import QuantizedTensor
 
 KEY = ".description"
 CODES = ".storage"

@@ -8,18 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ladder.partition.native_parts import DOT_PRODUCTS
 from ladder.runtime import native
+from ladder.runtime.build import Job
 from ladder.runtime.native import can_build
-
-if TYPE_CHECKING:
-    from ladder.runtime.build import Job
-    from targets import TileDevice
+from targets import TileDevice
 
 ROWS, COLUMNS = 4, 4
 """Rows of a block, and columns of a vector per code, as `ladder.lower.cpu.byte_products` has them."""

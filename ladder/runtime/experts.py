@@ -10,23 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import ALIGNMENT, require_alike, require_beside
+from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside
 from ladder.runtime.operator import refuse_gradient
 from ladder.runtime.packed import PackedWeight, pack
 from ladder.runtime.registered import define, library
+from targets import TileDevice
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError
-
-if TYPE_CHECKING:
-    from ladder.runtime.kernel import CompiledGemm
-    from targets import TileDevice
-    from tile_types.quantized import QuantizedTensor
+from tile_types.quantized import QuantizedTensor
 
 SCHEMA = (
     "grouped_matmul(Tensor x, Tensor[] weight, Tensor ranges, Tensor? bias, Tensor? token_scale,"

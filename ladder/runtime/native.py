@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladder import faults
 from ladder.runtime.build import Job, find_or_build, function_job
 from ladder.runtime.compile import load_entry
+from targets import TileDevice
 from tile_types.errors import MissingToolError
-
-if TYPE_CHECKING:
-    from targets import TileDevice
 
 
 @cache

@@ -10,14 +10,12 @@ emits functions for TVM's LLVM backend. Takes `ladder.ir` graphs only.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ladder.ir.graph import Graph
 from ladder.lower.blocks.schedule import BlockSchedule
+from targets import TileDevice
 from tile_types.errors import DeviceError
-
-if TYPE_CHECKING:
-    from ladder.ir.graph import Graph
-    from targets import TileDevice
 
 Emitter = Callable[["Graph", "TileDevice", BlockSchedule, str, Collection[str]], Any]
 

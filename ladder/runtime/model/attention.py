@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,10 +19,8 @@ from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.memory import rounded_up
 from ladder.runtime.operator import attend
 from schedules.attention import AnySchedule, best
+from targets import TileDevice
 from tile_types.errors import ShapeError
-
-if TYPE_CHECKING:
-    from targets import TileDevice
 
 ALIGNED = ("q", "k", "v", "out")
 """Tensors that kernels access in wide pieces."""

@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from ladder import faults
 from ladder.ir.extents import product
+from ladder.ir.gemm import Gemm
+from ladder.ir.graph import Graph
+from ladder.partition import Subgraph
 from ladder.partition.convolutions import plain_problem
 from ladder.partition.subgraphs import CALLS
 from ladder.runtime.build import Job, Kernel, all_built, attempt
@@ -35,23 +40,15 @@ from ladder.runtime.model.joined import Join, Joined, Made, Pack, joins_of
 from ladder.runtime.model.native_parts import elements_job, fourier_job
 from ladder.runtime.model.plan import ModelPlan, make_plan
 from ladder.runtime.model.prepared import Prepared, prepare
+from ladder.runtime.model.program import Program
 from ladder.runtime.model.prologues import prologue_jobs
 from ladder.runtime.model.recurrent import recurrent_jobs
 from ladder.runtime.model.rows import rows_job
 from schedules.schedule import Plan
 from schedules.spilling import TRIES
+from targets import TileDevice
 from tile_types.errors import MissingToolError, ScheduleError
-
-if TYPE_CHECKING:
-    import torch
-
-    from ladder.ir.gemm import Gemm
-    from ladder.ir.graph import Graph
-    from ladder.partition import Subgraph
-    from ladder.runtime.model.program import Program
-    from targets import TileDevice
-    from tile_types.tile import Extent
-
+from tile_types.tile import Extent
 
 JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "chain": lambda part, device: [chain_job(part.graph, device)],

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ladder.ir.build import bind
+from ladder.ir.graph import Graph
 from ladder.partition.scatter import numbered, written
 from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import evaluator
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
-
-if TYPE_CHECKING:
-    from ladder.ir.graph import Graph
-    from tile_types.tile import Extent
+from tile_types.tile import Extent
 
 
 def bind_chain(memory: Workspace, step: PlanStep) -> Bound:

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph
 from ladder.partition.subgraphs import call_of
 from ladder.runtime import byte_products
+from ladder.runtime.build import Job
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.library import library_run
+from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from ladder.runtime.stored_codes import BYTES, stays
-from targets import get_device
-
-if TYPE_CHECKING:
-    from ladder.ir.graph import Graph
-    from ladder.runtime.build import Job
-    from ladder.runtime.model.plan import PlanStep
-    from targets import TileDevice
+from targets import TileDevice, get_device
 
 Values = list[str | None]
 """Values of the plan that a node reads; None is left out."""

@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ladder import knobs
 from ladder.installation import cache_root
 from ladder.ir.extents import product
+from ladder.ir.graph import Graph
 from ladder.lower.blocks.analysis import gemm_of
+from ladder.partition import Subgraph
 from ladder.partition.convolutions import ADDMM, COSTS, chain_us, moved
 from ladder.partition.found_graphs import Choice, Find, Weight
 from ladder.partition.found_program import RegionProgram
@@ -25,23 +27,19 @@ from ladder.runtime.compile import candidate_for, family_of
 from ladder.runtime.cores import usable_cores
 from ladder.runtime.fused import Lowering, constants_of
 from ladder.runtime.model.entry_calls import ready
+from ladder.runtime.model.plan import PlanStep
+from ladder.runtime.model.program import Source
+from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from ladder.runtime.packed import layout_of
 from ladder.runtime.trials import Trial, candidates_of
 from ladder.superopt.generator import Database, Limits, Program, Report, VerifiedGraph, search
 from ladder.superopt.shipped import PATH, certified, entries, recalled
 from schedules.attention import is_nvidia
+from targets import TileDevice
 from tile_types.arrays import torch_dtype
 from tile_types.errors import CacheError, LadderError, ScheduleError
 from tile_types.library import get_type
 from tile_types.tile import Tile
-
-if TYPE_CHECKING:
-    from ladder.ir.graph import Graph
-    from ladder.partition import Subgraph
-    from ladder.runtime.model.plan import PlanStep
-    from ladder.runtime.model.program import Source
-    from ladder.runtime.model.workspace import Bound, Slots, Workspace
-    from targets import TileDevice
 
 MARGIN = 0.75
 """Predicted time of a found graph over that of the parts it replaces, at most: models err by some percent."""

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph
 from ladder.partition.native_parts import KINDS, axis_of, length_of, operand
 from ladder.partition.subgraphs import call_of
 from ladder.runtime import native
+from ladder.runtime.build import Job
 from ladder.runtime.model.codes import by_torch
 from ladder.runtime.model.entry_calls import Operand, bind_entry
+from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
-
-if TYPE_CHECKING:
-    from ladder.ir.graph import Graph
-    from ladder.runtime.build import Job
-    from ladder.runtime.model.plan import PlanStep
-    from targets import TileDevice
+from targets import TileDevice
 
 
 def elements_job(graph: Graph, device: TileDevice) -> Job:

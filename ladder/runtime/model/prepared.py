@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -32,9 +32,7 @@ from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.prologues import described
 from ladder.runtime.packed import gemm_from_dict
-
-if TYPE_CHECKING:
-    from targets import TileDevice
+from targets import TileDevice
 
 
 @dataclass(frozen=True)

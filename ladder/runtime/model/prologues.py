@@ -6,24 +6,21 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
 
+from ladder.ir.gemm import Gemm
+from ladder.ir.graph import Graph
 from ladder.ir.parser import parse
 from ladder.ir.printer import print_graph
+from ladder.partition import Subgraph
 from ladder.runtime.build import Job, function_job
 from ladder.runtime.compile import ANY_M, request_for
 from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.entry_calls import ready
+from ladder.runtime.model.plan import PlanStep
+from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from schedules.schedule import GpuSchedule, Plan, parse_plan
+from targets import TileDevice
 from tile_types.errors import DTypeError, ScheduleError, ShapeError
-
-if TYPE_CHECKING:
-    from ladder.ir.gemm import Gemm
-    from ladder.ir.graph import Graph
-    from ladder.partition import Subgraph
-    from ladder.runtime.model.plan import PlanStep
-    from ladder.runtime.model.workspace import Bound, Slots, Workspace
-    from targets import TileDevice
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ladder.ir.build import GraphBuilder
+from ladder.ir.graph import Graph, Node
 from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
 from ladder.lower.chain.panels import panels
 from ladder.lower.cpu.recurrent import FOUR
@@ -26,12 +27,7 @@ from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from ladder.runtime.onnx_ops.integers import SIGN, signed, whole_product
 from ladder.runtime.onnx_ops.quantized import dynamic
 from ladder.runtime.stored_codes import stays
-from targets import get_device
-
-if TYPE_CHECKING:
-    from ladder.ir.graph import Graph, Node
-    from targets import TileDevice
-
+from targets import TileDevice, get_device
 
 WEIGHTS = ("w", "r", "b", "w_s", "w_z", "r_s", "r_z")
 """Operands that are packed."""

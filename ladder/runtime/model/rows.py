@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
 from ladder.ir.row_product import as_row_product
 from ladder.lower.chain.panels import panels, with_winograd
@@ -17,13 +18,9 @@ from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.convolutions import contract_run
 from ladder.runtime.model.nodes import graph_run
+from ladder.runtime.model.sizes import CallSizes
 from schedules.row_panels import Registers, registers_of, takes_winograd
-from targets import get_device
-
-if TYPE_CHECKING:
-    from ladder.ir.graph import Graph
-    from ladder.runtime.model.sizes import CallSizes
-    from targets import TileDevice
+from targets import TileDevice, get_device
 
 
 def rows_job(graph: Graph, device: TileDevice) -> Job:
