@@ -92,9 +92,14 @@ and of `FP8` is read off 10 and 18 kernels by stream-K on an H100
 
 FP8: dict[str, float] = {
     "LAUNCH_SECONDS": 2.0e-06,
-    "CLUSTER_SECONDS": 1.0e-06,
-    "DOUBLING_SECONDS": 3.0e-07,
-    "EXCHANGE_SECONDS": 6.0e-10,
+    "OVERLAP": 3.45,
+    "FILL_SECONDS": 9.5e-07,
+    "RING_POWER": 6.0,
+    "BLOCK_SECONDS": 2.4e-07,
+    "EDGE_OVERLAP": 0.46,
+    "CLUSTER_SECONDS": 8.0e-07,
+    "DOUBLING_SECONDS": 1.2e-07,
+    "EXCHANGE_SECONDS": 5.9e-10,
     "TURNOVER_SECONDS": 2.0e-06,
     "CUT_SECONDS": 5.35e-06,
     "CUT_OUTPUT_SECONDS": 2.0e-10,

@@ -119,6 +119,9 @@ CUT_SECONDS, CUT_OUTPUT_SECONDS, PART_SECONDS = 3.0e-06, 2.0e-10, 2.0e-11
 Read off 28 problems on an H200 (M = 64 to 4096) beside grids without shares; not fitted.
 """
 
+RING_POWER = 0.0
+"""wgmma: how a block's work and the turns of its ring add up; 0: the longer of both."""
+
 DECODE_CYCLES = 1.0
 """wgmma: issue slots per vector operation of a decode."""
 
@@ -251,6 +254,7 @@ class Work(NamedTuple):
     fills: float = 0.0
     stages: int = 1
     edge: float = 0.0
+    ring: float = 0.0
     row: tuple[float, float] = (0.0, 0.0)
 
     def with_rows(self, rows: int) -> Work:
@@ -268,7 +272,10 @@ class Work(NamedTuple):
         """
         shared = (blocks * self.issue) ** self.power + (blocks * self.tensor) ** self.power
         used = float((self.chain**self.power + shared) ** (1 / self.power)) + self.edge
-        return max(used, (self.fills + used) / self.stages)
+        paced = (self.fills + used) / self.stages
+        if self.ring and paced:
+            return float((used**self.ring + paced**self.ring) ** (1 / self.ring))
+        return max(used, paced)
 
     def waves(self, blocks: float, resident: int) -> float:
         """Return the time of ``blocks``, at most ``resident`` of them at once."""
@@ -428,6 +435,7 @@ def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
         count / slabs * _constants(gemm)["FILL_SECONDS"],
         schedule.stages,
         (1 - hidden) * edge + first + steps,
+        _constants(gemm)["RING_POWER"],
     )
 
 

@@ -137,6 +137,7 @@ class Estimator:
     rows: Measurements of the problem's class.
     akin: Those of other classes, and the problem of that class, the most alike first: they serve for few rows
         of x where the own class has none at a near shape.
+    exact: Whether this very shape was measured.
     """
 
     def __init__(
@@ -148,12 +149,12 @@ class Estimator:
     ) -> None:
         self.gemm, self.device = gemm, device
         legal = self._legal(rows)
-        exact = bool(legal) and distance(legal[0], gemm) == 0
-        self._known = sorted({row.m for row in legal}) if exact else []
+        self.exact = bool(legal) and distance(legal[0], gemm) == 0
+        self._known = sorted({row.m for row in legal}) if self.exact else []
         self._corrections = _corrections(gemm, device, legal)
         self._typical = _typical(self._corrections, 1.0)
         self._levels = _levels(gemm, device, legal)
-        self._lean = 1.0 if exact else LEAN
+        self._lean = 1.0 if self.exact else LEAN
         self.close = _close(gemm, device)
         self._typical_many = _typical(self._corrections, UNTRIED_MANY, ALIKE_ROWS)
         self._few = None if legal else self._borrowed(akin)
@@ -203,10 +204,9 @@ class Estimator:
         """Tell whether pipelines overlap at M, and kernels of both were timed for such codes and operands."""
         if m > ALIKE_ROWS:
             return False
-        if m <= STREAMED_ROWS:
-            return self.close and lane_of(self.gemm.activation) == 8
         as_stored = self.gemm.weight == self.gemm.activation != "int8"
-        return self.close or as_stored or lane_of(self.gemm.activation) == 16
+        eight_bits = lane_of(self.gemm.activation) == 8
+        return ((self.close or as_stored) and eight_bits) or (m > STREAMED_ROWS and not eight_bits)
 
     def _level(self, pipeline: str, m: int) -> tuple[float, float]:
         """Return how far the model is off, and how much slower what was not timed counts."""

@@ -38,7 +38,7 @@ from schedules.rules import DEALS, RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList, check
 from schedules.segments import GAIN, cover, m_grid, octave_weights, segments
 from schedules.spilling import is_unrolled_too_far, note_spilling, seen_spilling, spills_like
-from schedules.tilings import pipelines_for, tilings
+from schedules.tilings import decodes_ahead, pipelines_for, tilings
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -388,9 +388,13 @@ def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
     """Return the expected time; other pipelines than M's own compete only where they were timed.
 
     Those that stream weights compete up to `STREAMED_ROWS`: what needs them twice was never the fastest.
+    What was measured of other shapes, where fewer blocks share a multiprocessor, competes as `tilings` says.
     """
     assert isinstance(schedule, GpuSchedule)
-    own = schedule.pipeline in pipelines_for(estimator.device, m)
+    gemm, device = estimator.gemm, estimator.device
+    if not estimator.exact and not decodes_ahead(gemm, device, schedule, m):
+        return FOREIGN_SECONDS
+    own = schedule.pipeline in pipelines_for(device, m)
     again = _streams(schedule) and m > STREAMED_ROWS
     told = estimator.tells(schedule, m) or estimator.compares(schedule.pipeline, m)
     timed = own or (told and not again)

@@ -313,11 +313,11 @@ def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     # Digits of two rows of 16-bit x take longer than gemv (H200); int8 needs no decomposition.
     digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
     whole = not cuts_groups(gemm, tile)
-    fits = long_enough and busy and digits and whole and _decodes_ahead(gemm, device, tile, m)
+    fits = long_enough and busy and digits and whole and decodes_ahead(gemm, device, tile, m)
     return fits and not (tile.persistent and not tile.stream_k and small)
 
 
-def _decodes_ahead(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
+def decodes_ahead(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
     """Whether another warpgroup multiplies while one promotes sums, which decodes nothing ahead meanwhile.
 
     One that promotes several row tiles takes longer than several. One that is alone in its block takes longer

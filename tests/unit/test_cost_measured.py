@@ -30,6 +30,7 @@ PEERS = Path(__file__).parents[2] / "benchmarks" / "results" / "h200_peers_2026-
 FEW_ROWS = PEERS.parent / "h200_few_rows_2026-11-27.json"
 RINGS = PEERS.parent / "h200_kernels_2026-11-27.json"
 CROWDED = PEERS.parent / "h200_crowded_2026-11-27.json"
+CHANGED = PEERS.parent / "h200_fp8_few_rows_2026-11-27.json"
 GROUPS = {"int4": 128, "fp4_e2m1": 32}
 LARGEST, LARGEST_OF_A_CLASS = 0.15, 0.25
 """Median error of all times, and of those of one class of types or one pipeline."""
@@ -149,6 +150,21 @@ def test_warpgroups_that_share_k_for_few_rows_of_fp8_take_what_was_measured() ->
                 errors.append(predict(_plain_fp8(n, k), H200, schedule, m).seconds * 1e6 / min(seconds) - 1)
     assert len(errors) >= 60
     assert median(map(abs, errors)) <= LARGEST
+
+
+def test_shallow_and_deep_rings_of_fp8_are_ranked_as_measured() -> None:
+    """Few stages of few bytes keep memory busy enough: deeper rings of wider tiles were taken to be faster."""
+    points: dict[tuple[int, int, int], dict[str, float]] = {}
+    for part in (part for run in json.loads(CHANGED.read_text())["runs"] for part in run):
+        for n, k, m, place, us in part["rows"]:
+            times = points.setdefault((n, k, m), {})
+            times[part["schedules"][place]] = min(us, times.get(part["schedules"][place], us))
+    right = 0
+    for (n, k, m), times in points.items():
+        guess = {s: predict(_plain_fp8(n, k), H200, parse_schedule(s), m).seconds for s in times}
+        right += times[min(guess, key=guess.__getitem__)] <= 1.02 * min(times.values())
+    assert len(points) == 44
+    assert right >= 33
 
 
 def test_a_small_product_of_fp8_is_not_left_to_few_blocks() -> None:
