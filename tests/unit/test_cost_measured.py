@@ -153,7 +153,7 @@ def test_warpgroups_that_share_k_for_few_rows_of_fp8_take_what_was_measured() ->
 
 
 def test_shallow_and_deep_rings_of_fp8_are_ranked_as_measured() -> None:
-    """Few stages of few bytes keep memory busy enough: deeper rings of wider tiles were taken to be faster."""
+    """Few stages of few bytes keep memory busy: deeper rings of wider tiles were taken to be faster."""
     points: dict[tuple[int, int, int], dict[str, float]] = {}
     for part in (part for run in json.loads(CHANGED.read_text())["runs"] for part in run):
         for n, k, m, place, us in part["rows"]:
