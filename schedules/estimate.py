@@ -16,7 +16,7 @@ from math import exp, log
 from statistics import median
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import is_timed_by_sixteens, raw_needs_gain, takes_sixteens
+from schedules.codes import raw_needs_gain, takes_sixteens
 from schedules.cost_model import predict
 from schedules.footprint import SLICED, resources
 from schedules.layouts import lane_of
@@ -138,6 +138,7 @@ class Estimator:
     akin: Those of other classes, and the problem of that class, the most alike first: they serve for few rows
         of x where the own class has none at a near shape.
     exact: Whether this very shape was measured.
+    close: Whether tiles follow M by sixteens, as those did to which the model of many rows is fitted well.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class Estimator:
         self._typical = _typical(self._corrections, 1.0)
         self._levels = _levels(gemm, device, legal)
         self._lean = 1.0 if self.exact else LEAN
-        self.close = _close(gemm, device)
+        self.close = "wgmma" in device.features and takes_sixteens(gemm)
         self._typical_many = _typical(self._corrections, UNTRIED_MANY, ALIKE_ROWS)
         self._few = None if legal else self._borrowed(akin)
 
@@ -204,9 +205,7 @@ class Estimator:
         """Tell whether pipelines overlap at M, and kernels of both were timed for such codes and operands."""
         if m > ALIKE_ROWS:
             return False
-        as_stored = self.gemm.weight == self.gemm.activation != "int8"
-        eight_bits = lane_of(self.gemm.activation) == 8
-        return ((self.close or as_stored) and eight_bits) or (m > STREAMED_ROWS and not eight_bits)
+        return self.close if lane_of(self.gemm.activation) == 8 else m > STREAMED_ROWS
 
     def _level(self, pipeline: str, m: int) -> tuple[float, float]:
         """Return how far the model is off, and how much slower what was not timed counts."""
@@ -214,7 +213,7 @@ class Estimator:
             return 1.0, 1.0
         if self.overlaps(m):
             return self._levels.of(pipeline, m), UNTRIED_MIDDLE
-        if m > ALIKE_ROWS and takes_sixteens(self.gemm):
+        if m > ALIKE_ROWS and self.close:
             return self._typical_many, 1.0
         return self._typical, UNTRIED
 
@@ -271,11 +270,6 @@ def _tells_of_others(gemm: Gemm, other: Gemm, device: TileDevice, row: Measureme
 def _resident(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
     """Return the blocks of which a multiprocessor is to hold the registers, 0 where none is meant."""
     return max(1, resources(gemm, device, schedule).blocks_per_unit) if schedule.pipeline in SLICED else 0
-
-
-def _close(gemm: Gemm, device: TileDevice) -> bool:
-    """Whether the model of many rows is fitted well: for wgmma, weights are decoded as was timed."""
-    return "wgmma" in device.features and is_timed_by_sixteens(gemm)
 
 
 def _levels(gemm: Gemm, device: TileDevice, rows: Sequence[Measurement]) -> Levels:

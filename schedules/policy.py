@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import table_bytes, takes_sixteens
+from schedules.codes import table_bytes
 from schedules.cost import Cost
 from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
@@ -361,7 +361,7 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     costs = np.where(lifted[:, None] & (np.array(grid) <= STREAMED_ROWS), least, costs)
     plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
     close = MOST_CLOSE, PLAIN_GAIN if plain else CLOSE_GAIN
-    most, gain = close if _by_sixteens(gemm, device) else (MOST_SCHEDULES, GAIN)
+    most, gain = close if estimator.close else (MOST_SCHEDULES, GAIN)
     served = segments(costs, cover(costs, octave_weights(grid), most, gain))
     limits = (*grid[:-1], LARGEST_M)
     entries = [(limit, pool[row]) for limit, row in zip(limits, served, strict=True)]
@@ -377,11 +377,6 @@ def _as_usual(
     for limit, own in entries:
         other = usual.schedule_for(limit)
         yield limit, other if order_of_sums(gemm, device, other) == order else own
-
-
-def _by_sixteens(gemm: Gemm, device: TileDevice) -> bool:
-    """Whether tiles follow M by sixteens."""
-    return "wgmma" in device.features and takes_sixteens(gemm)
 
 
 def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
@@ -409,7 +404,7 @@ def _predicted(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> fl
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
     """Return the schedules that compete: measured ones, and the best predicted where none was."""
     pool, lost = estimator.measured, set[Schedule]()
-    for m in sorted({*GPU_BUCKETS[:-1], *_middle(gemm, device)}):
+    for m in sorted({*GPU_BUCKETS[:-1], *_middle(estimator)}):
         if not estimator.knows(m):
             few = FEW if m in GPU_BUCKETS else 1
             ranked = rank(gemm, device, m, wide=estimator.overlaps(m), without=lost)
@@ -423,11 +418,11 @@ def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule
     return list(dict.fromkeys(pool))
 
 
-def _middle(gemm: Gemm, device: TileDevice) -> tuple[int, ...]:
+def _middle(estimator: Estimator) -> tuple[int, ...]:
     """Return the M beside `GPU_BUCKETS` for which a schedule is sought."""
-    if not _by_sixteens(gemm, device):
+    if not estimator.close:
         return ()
-    return MIDDLE if lane_of(gemm.activation) == 8 else (*FEW_MIDDLE, *MIDDLE)
+    return MIDDLE if lane_of(estimator.gemm.activation) == 8 else (*FEW_MIDDLE, *MIDDLE)
 
 
 def _streams(schedule: Schedule) -> bool:
