@@ -115,7 +115,7 @@ the fastest (geometric mean; 1.064 with the constants of other 8-bit operands). 
 off pairs of a plain and a persistent grid there that are alike in all else: the plain one takes as long where
 each multiprocessor has one block, and about 2 µs longer for each further one. `L2_SHARE` is fitted to these
 runs and 464 at 35 further points (``benchmarks/results/h100_fp8_why_2026-11-27.json``): what either half of
-the shapes asks for (1.33, 1.65) serves the other half better than 1. The first four are fitted to 1,512
-runs at 250 points on both. Either half of the 60 shapes asks for this `LAUNCH_SECONDS`; of clusters' costs
-they ask for less and for more, and what lies between was chosen by all points.
+the shapes asks for (1.33, 1.65) serves the other half better than 1. The first nine lie between what the
+two halves of 60 shapes ask for (1,591 runs at 286 points on both cards); at 16 shapes drawn afterwards the
+choices take 0.96 of the time before for M up to 64 (``benchmarks/results/h200_fp8_refit_2026-11-27.json``).
 """

@@ -243,7 +243,7 @@ class Work(NamedTuple):
     issue, tensor: Time of the issue slots and of the tensor cores that one block takes from its neighbours.
     power: How chain and shared units add up: 1 in sequence, 2 partly overlapped.
     fills: Latency of loading all stages of a block, one after the other.
-    stages: Buffers among which the loads rotate.
+    stages, ring: Buffers among which the loads rotate; how the time of their turns joins that of the work.
     row: What each row of x adds to chain and issue, where blocks copy or split it themselves.
     """
 
@@ -268,7 +268,8 @@ class Work(NamedTuple):
         """Return the time of ``blocks`` that run side by side.
 
         A buffer is asked for again when it has been used: with t per stage and a latency of f,
-        s buffers turn around in f + t, so a stage takes the longer of t and (f + t) / s.
+        s buffers turn around in f + t, so a stage takes the longer of t and (f + t) / s; a power joins them
+        where it is given.
         """
         shared = (blocks * self.issue) ** self.power + (blocks * self.tensor) ** self.power
         used = float((self.chain**self.power + shared) ** (1 / self.power)) + self.edge
