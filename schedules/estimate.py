@@ -205,7 +205,9 @@ class Estimator:
         """Tell whether pipelines overlap at M, and kernels of both were timed for such codes and operands."""
         if m > ALIKE_ROWS:
             return False
-        return self.close if lane_of(self.gemm.activation) == 8 else m > STREAMED_ROWS
+        if m <= STREAMED_ROWS:
+            return self.close and lane_of(self.gemm.activation) == 8
+        return self.close or lane_of(self.gemm.activation) == 16
 
     def _level(self, pipeline: str, m: int) -> tuple[float, float]:
         """Return how far the model is off, and how much slower what was not timed counts."""
