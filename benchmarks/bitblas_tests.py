@@ -91,18 +91,9 @@ def run(checkout: Path, device: str, workers: int, only: str) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "benchmarks.bitblas_plugin"]
-        command += [
-            "-c",
-            "/dev/null",
-            "--rootdir",
-            str(checkout),
-            "-p",
-            "no:cacheprovider",
-            "-n",
-            str(workers),
-        ]
-        command += ["--bitblas-device", device, f"--junitxml={report}", "-k", only, *files]
-        subprocess.run([part for part in command if part], check=False)
+        command += ["-c", "/dev/null", "--rootdir", str(checkout), "-p", "no:cacheprovider"]
+        command += ["-n", str(workers), "--bitblas-device", device, f"--junitxml={report}"]
+        subprocess.run([*command, f"-k={only}", *files], check=False)
         return outcomes(report) if report.exists() else []
 
 

@@ -184,7 +184,7 @@ def predict_amd(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int, r
 
 def _all_experts(gemm: Gemm) -> Gemm:
     """Return the product of as many weight rows as all experts have: as many blocks and bytes."""
-    return replace(gemm, n=gemm.n * gemm.experts, experts=0, masked=False) if gemm.experts else gemm
+    return replace(gemm, n=gemm.n * gemm.experts, experts=0, masked=False, slots=0) if gemm.experts else gemm
 
 
 def lowered_clock(

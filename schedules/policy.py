@@ -327,11 +327,20 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
     tuning: Measured schedules; used where present and legal, the cost model decides otherwise.
     Returns Plan: Neighbouring ranges with the same schedule are one entry.
     """
+    if device.is_gpu and gemm.slots:
+        return Plan(((LARGEST_M, _slots_choice(gemm, device)),))
     if device.is_gpu and gemm.experts:
         return _merged((m, _expert_choice(gemm, device, m)) for m in sorted({*EXPERT_TILES, *GPU_BUCKETS}))
     if device.is_gpu:
         return _gpu_plan(gemm, device, tuning)
     return _merged((limit, _cpu_choice(gemm, device, limit, tuning)) for limit in CPU_BUCKETS)
+
+
+def _slots_choice(gemm: Gemm, device: TileDevice) -> Schedule:
+    """Return the schedule for slots of few rows that name their experts: each reads the weight of one."""
+    every = replace(gemm, n=gemm.n * min(gemm.slots, gemm.experts), experts=0, slots=0)
+    ranked = (s for s, _ in rank(every, device, 1) if isinstance(s, GpuSchedule))
+    return next(s for s in ranked if serves(gemm, s.pipeline) and is_legal(gemm, device, s))
 
 
 def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -134,13 +135,14 @@ class GroupedMatmul:
         Parameters
         ----------
         x
-            ``[T, K]``, or ``[E, M, K]`` if masked, of the activation type. For 8-bit activations a
+            ``[T, K]``, or ``[E, M, K]`` if masked, of the activation type. ``[S, M, K]`` if it is not: S
+            slots of M rows, each of one expert, which suits few rows. For 8-bit activations a
             float x is quantized here, with one scale per row.
         packed
             The weights, from `pack`.
         ranges
-            int32 on the device of x: ascending offsets ``[E + 1]`` or, if masked, counts ``[E]``.
-            Offsets need not start at 0 nor end at T, and what they say beyond x is ignored.
+            int32 on the device of x: ascending offsets ``[E + 1]`` or, if masked, counts ``[E]``; the experts
+            ``[S]`` of slots. Offsets need not start at 0 nor end at T, and what they say beyond x is ignored.
         bias
             ``[E, N]`` of the output type.
         token_scale
@@ -152,7 +154,7 @@ class GroupedMatmul:
 
         Returns
         -------
-        ``[T, N]`` or ``[E, M, N]`` of the output type. Rows that belong to no expert are not written.
+        The shape of x with N columns, of the output type. Rows that belong to no expert are not written.
 
         Raises
         ------
@@ -167,9 +169,17 @@ class GroupedMatmul:
             x, token_scale = operator.with_token_scale(x, self.gemm)
         watched = operator.needs_dispatch(x) or operator.wants_gradient(x, bias, token_scale)
         call = experts.grouped_matmul if watched else experts.multiply
-        return call(x, packed.tensors, ranges, bias, token_scale, expected, self.request.text)
+        named = x.dim() == 3 and not self.gemm.masked
+        request = _of_slots(self.request, len(x)) if named else self.request
+        return call(x, packed.tensors, ranges, bias, token_scale, expected, request.text)
 
     def lower(self, target: str | TileDevice | None = None) -> Lowered:
         """Return every stage of the compilation for a target; see `ladder.api.lowered.Lowered`."""
         name = get_device(target).name if target is not None else self.request.device
         return Lowered(Request(self.gemm, name or get_device("cpu").name, self.request.plan))
+
+
+@cache
+def _of_slots(request: Request, count: int) -> Request:
+    """Return the same product of so many slots that name their experts."""
+    return replace(request, gemm=replace(request.gemm, slots=count))

@@ -10,7 +10,6 @@ import torch
 
 from ladder.api.experts import GroupedMatmul
 from ladder.api.linear import Linear, form_of
-from ladder.frontend.selection import places
 from ladder.runtime.packed import PackedWeight
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError, ShapeError
@@ -70,7 +69,8 @@ class GroupedLinear(Linear):
     def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         """Return ``[T, N]`` for ``x[T, K]``, rows ``offsets[e]`` to ``offsets[e + 1]`` being expert e's.
 
-        Rows that belong to no expert are not written.
+        For ``x[S, M, K]`` the offsets are the experts ``[S]`` of slots instead. Rows that belong to no expert
+        are not written.
         """
         if self._packed is None:
             raise LadderError("this module has no weight yet: call load_state_dict or set_weight first")
@@ -106,24 +106,23 @@ def mixture(
     x: ``[T, H]``.
     ids, weights: ``[T, k]``: the experts of each row, and their weights. Numbers from E on are no expert
         here.
-    up, down: Take rows in the order of their experts and offsets ``[E + 1]``, such as `GroupedLinear`.
+    up, down: Take rows and offsets, or slots of one row and their experts, as `GroupedLinear` does.
     gate: What lies between them.
     experts: E; by default that of ``down``.
     """
     experts = experts or int(down.experts)  # type: ignore[attr-defined]
     flat, weights = ids.reshape(-1), weights.reshape(-1)
+    if len(x) == 1:  # each row is the token: nothing is sorted
+        own = flat.to(torch.int32)
+        rows = gate(up(x.expand(len(flat), -1)[:, None], own)[:, 0])
+        rows = down(rows.to(x.dtype)[:, None], own)[:, 0]
+        # Rows of no expert are not written by products.
+        return (torch.where((flat < experts)[:, None], rows, 0) * weights[:, None]).sum(0, True).to(x.dtype)
+    flat, order = torch.sort(flat, stable=True)
     at, bounds = (torch.arange(extent, device=ids.device) for extent in (flat.numel(), experts + 1))
-    if one := len(x) == 1:  # each row is the token: nothing is gathered, or put back in order
-        offsets = (flat < bounds[:, None]).sum(1, dtype=torch.int32)
-        rows = x.expand(flat.numel(), -1)
-        weights = torch.where(places(flat) == at[:, None], weights, 0).sum(1)
-    else:
-        flat, order = torch.sort(flat, stable=True)
-        offsets = torch.searchsorted(flat, bounds.to(ids.dtype)).to(torch.int32)
-        rows, weights = x[order // ids.shape[-1]], weights[order]
-    real = (at < offsets[-1])[:, None]  # rows of no expert are not written by products
-    rows = gate(torch.where(real, up(rows, offsets), 0))
-    rows = torch.where(real, down(rows.to(x.dtype), offsets), 0) * weights[:, None]
-    if not one:
-        rows = torch.empty_like(rows).index_copy_(0, order, rows)
+    offsets = torch.searchsorted(flat, bounds.to(ids.dtype)).to(torch.int32)
+    rows = gate(up(x[order // ids.shape[-1]], offsets))
+    rows = down(rows.to(x.dtype), offsets)
+    rows = torch.where((at < offsets[-1])[:, None], rows, 0) * weights[order][:, None]
+    rows = torch.empty_like(rows).index_copy_(0, order, rows)
     return rows.view(*ids.shape, rows.shape[-1]).sum(1).to(x.dtype)

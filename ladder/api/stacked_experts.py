@@ -147,8 +147,10 @@ def _with_bias(module: Any, name: str) -> Callable[[torch.Tensor, torch.Tensor],
     def call(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = layer(x, offsets)
         if getattr(module, "has_bias", False):
-            at = torch.searchsorted(offsets[1:], torch.arange(len(x), device=x.device), right=True)
-            rows = rows + getattr(module, f"{name}_bias")[at.clamp(max=module.num_experts - 1)]
+            of = offsets[:, None]
+            if x.dim() == 2:
+                of = torch.searchsorted(offsets[1:], torch.arange(len(x), device=x.device), right=True)
+            rows = rows + getattr(module, f"{name}_bias")[of.clamp(max=module.num_experts - 1)]
         behind = name == DOWN and getattr(module, "has_post_expert_norm", False)  # not in 5.17
         return module.post_expert_norm(rows) if behind else rows
 

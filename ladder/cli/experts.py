@@ -126,7 +126,7 @@ def draw(problem: Problem, gemm: Gemm) -> ExpertOperands:
     given = torch.tensor(counts if problem.masked else [0, *accumulate(counts)], dtype=torch.int32)
     exact = np.full((rows, problem.n), np.nan)
     single = replace(gemm, experts=0, masked=False)
-    for expert, (start, stop) in enumerate(host_ranges(gemm, given, rows)):
+    for expert, start, stop in host_ranges(gemm, given, rows):
         if start < stop:
             own = None if bias is None else bias[expert]
             scales = None if scale is None else scale[start:stop]

@@ -76,6 +76,9 @@ class Gemm:
     masked
         How experts find their tokens: expert e has the first ``counts[e]`` of its M / E rows of A, or,
         if False, rows ``offsets[e]`` to ``offsets[e + 1]``. Other rows of the result are not written.
+    slots
+        Rows of A lie in slots of equally many rows, each of which names its expert; of about so many slots
+        schedules are chosen for. 0: experts find their tokens as ``masked`` says.
     power_scales
         Whether group scales are powers of two, as those of MX types are: kernels may read exponents.
     token_group
@@ -111,6 +114,7 @@ class Gemm:
     epilogue: tuple[str, ...] = ()
     experts: int = 0
     masked: bool = False
+    slots: int = 0
     token_group: int = 0
     power_scales: bool = False
     windows: Windows | None = None
@@ -132,7 +136,7 @@ class Gemm:
             raise ShapeError(f"a weight matrix needs N >= 1 and K >= 1, got N={self.n}, K={self.k}")
         if self.group_size < 1:
             raise ShapeError(f"group_size must be at least 1, got {self.group_size}")
-        if self.experts < 0 or (self.masked and not self.experts):
+        if self.experts < 0 or ((self.masked or self.slots) and not self.experts):
             raise ShapeError(f"masked tokens need experts, experts={self.experts} masked={self.masked}")
         if self.token_group % 64 or (self.token_group and not self.token_scale):
             raise ShapeError(
@@ -211,7 +215,7 @@ class Gemm:
         their tokens, and is absent where there are none.
         """
         fields = asdict(self)
-        for name in ("n", "k", "experts", "masked", "token_group", "power_scales"):
+        for name in ("n", "k", "experts", "masked", "slots", "token_group", "power_scales"):
             del fields[name]
         for name in ("windows", "residual", "factor", "batch_invariant", "gate", "gate_last"):
             del fields[name]
@@ -223,7 +227,7 @@ class Gemm:
         if self.power_scales:
             fields["power_scales"] = True
         if self.experts:
-            fields["experts"] = "masked" if self.masked else "contiguous"
+            fields["experts"] = "masked" if self.masked else "named" if self.slots else "contiguous"
         if self.token_group:
             fields["token_group"] = self.token_group
         fields["group_size"] = 0 if self.group_size >= self.k else self.group_size

@@ -265,7 +265,7 @@ def _choose(request: Request) -> Plan:
     gemm, device = request.gemm, request.target
     if gemm.experts:
         # Experts with M tokens each are as much work as M tokens by the rows of all experts.
-        gemm = replace(gemm, n=gemm.n * gemm.experts, experts=1)
+        gemm = replace(gemm, n=gemm.n * min(gemm.experts, gemm.slots or gemm.experts), experts=1)
     return make_plan(gemm, device, tuning_database())
 
 

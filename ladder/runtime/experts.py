@@ -70,7 +70,7 @@ def _require_indexable(array: torch.Tensor) -> None:
 
 def single(gemm: Gemm) -> Gemm:
     """Return the product of one expert."""
-    return replace(gemm, experts=0, masked=False)
+    return replace(gemm, experts=0, masked=False, slots=0)
 
 
 class Operands(NamedTuple):
@@ -123,7 +123,8 @@ def multiply(
 def at_once(kernel: CompiledGemm, operands: Operands, expected: int) -> None:
     """Launch one kernel for all experts on the current stream."""
     rows, weight, ranges, bias, scales, out = operands
-    typical = expected or -(-rows.shape[0] // kernel.gemm.experts)
+    slots = len(ranges) if kernel.gemm.slots else kernel.gemm.experts
+    typical = expected or -(-rows.shape[0] // slots)
     if kernel.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
         rows = kernel.aligned(rows)
     extras = (vector.contiguous().resolve_neg() for vector in (ranges, scales, bias) if vector is not None)
@@ -133,7 +134,7 @@ def at_once(kernel: CompiledGemm, operands: Operands, expected: int) -> None:
 def _one_by_one(gemm: Gemm, kernel: CompiledGemm, operands: Operands) -> None:
     """Multiply expert by expert: on a CPU the ranges are at hand."""
     rows, weight, ranges, bias, scales, out = operands
-    for expert, (start, stop) in enumerate(host_ranges(gemm, ranges, rows.shape[0])):
+    for expert, start, stop in host_ranges(gemm, ranges, rows.shape[0]):
         if start < stop:
             part = [array[expert] for array in weight]
             extras = (None if bias is None else bias[expert], None if scales is None else scales[start:stop])
@@ -151,16 +152,18 @@ def check_operands(
 
     Raises ShapeError, DTypeError, DeviceError: Says which operand does not fit, and what would.
     """
-    layout = f"[{gemm.experts}, M, {gemm.k}]" if gemm.masked else f"[T, {gemm.k}]"
+    in_slots = gemm.masked or gemm.slots
+    layout = f"[{gemm.experts if gemm.masked else 'S'}, M, {gemm.k}]" if in_slots else f"[T, {gemm.k}]"
     slots = gemm.masked and x.shape[:1] != (gemm.experts,)
-    if x.dim() != (3 if gemm.masked else 2) or x.shape[-1] != gemm.k or slots:
+    if x.dim() != (3 if in_slots else 2) or x.shape[-1] != gemm.k or slots:
         raise ShapeError(f"x must be {layout}, got {list(x.shape)}")
     require_alike("token_scale", gemm.token_scale, token_scale)
     require_alike("bias", gemm.bias, bias)
-    name = "counts" if gemm.masked else "offsets"
+    name = "counts" if gemm.masked else "experts" if gemm.slots else "offsets"
+    numbers = len(x) if gemm.slots else gemm.experts + (not gemm.masked)
     operands = (
         ("x", x, torch_dtype(gemm.activation), tuple(x.shape)),
-        (name, ranges, torch.int32, (gemm.experts + (not gemm.masked),)),
+        (name, ranges, torch.int32, (numbers,)),
         ("token_scale", token_scale, torch.float32, (*x.shape[:-1], *gemm.token_scale_shape)),
         ("bias", bias, torch_dtype(gemm.output), (gemm.experts, gemm.n)),
     )
@@ -174,13 +177,17 @@ def check_operands(
         require_beside(label, tensor, x)
 
 
-def host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int, int]]:
-    """Return first row and end of every expert's tokens, within x whatever the ranges say."""
+def host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int, int, int]]:
+    """Return experts, each with first row and end of its tokens, within x whatever the ranges say."""
     numbers = ranges.tolist()
+    if gemm.slots:
+        slot = tokens // len(numbers)
+        slots = ((e, s * slot, (s + 1) * slot) for s, e in enumerate(numbers))
+        return [each for each in slots if 0 <= each[0] < gemm.experts]
     if gemm.masked:
         slot = tokens // gemm.experts
-        return [(e * slot, e * slot + min(count, slot)) for e, count in enumerate(numbers)]
-    return [(max(low, 0), min(high, tokens)) for low, high in pairwise(numbers)]
+        return [(e, e * slot, e * slot + min(count, slot)) for e, count in enumerate(numbers)]
+    return [(e, max(low, 0), min(high, tokens)) for e, (low, high) in enumerate(pairwise(numbers))]
 
 
 @cache

@@ -191,12 +191,12 @@ class _Entry:
         x, token_scale = self._quantized(x, token_scale)
         experts.check_operands(gemm, x, ranges, bias, token_scale)
         rows = x.reshape(-1, gemm.k)
-        self.m = -(-len(rows) // gemm.experts)
+        self.m = -(-len(rows) // (len(ranges) if gemm.slots else gemm.experts))
         extras = (("ranges", ranges), ("token_scale", token_scale), ("bias", bias))
         given = [name for name, extra in extras if extra is not None]
         self.names = ("x", *packed.arrays, *given, "y")
         self.owned = np.zeros(len(rows), np.bool_)
-        for start, stop in experts.host_ranges(gemm, ranges, len(rows)):
+        for _, start, stop in experts.host_ranges(gemm, ranges, len(rows)):
             self.owned[start:stop] = True
         scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
         out = torch.empty((len(rows), gemm.n), dtype=torch_dtype(gemm.output))

@@ -61,6 +61,21 @@ def test_counted_slots() -> None:
             assert relative_error(y[e, :count], exact) <= 5e-4
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_slots_name_their_experts(rows: int) -> None:
+    matrices = weights()
+    op = ladder.GroupedMatmul(E, N, K, "int4", group_size=24, output="float32", bias=True)
+    x, bias, owners = torch.randn(5, rows, K).half(), torch.randn(E, N), [2, 0, E, 2, -1]
+    y = op(x, op.pack(matrices), torch.tensor(owners, dtype=torch.int32), bias)
+    assert y.shape == (5, rows, N)
+    for slot, owner in enumerate(owners):
+        if owner in range(E):
+            exact = x[slot].double() @ matrices[owner].dequantize("float64").T + bias[owner].double()
+            assert relative_error(y[slot], exact) <= 5e-4
+    with pytest.raises(ShapeError, match=r"experts must have shape \[5\]"):
+        op(x, op.pack(matrices), torch.tensor(owners[1:], dtype=torch.int32), bias)
+
+
 def test_tokens_are_quantized_on_the_fly() -> None:
     matrices = weights()
     op = ladder.GroupedMatmul(E, N, K, "int4", "int8", group_size=24)
@@ -106,7 +121,7 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(ShapeError, match=r"offsets must have shape \[4\]"):
         op(x, packed, ranges[1:])
     with pytest.raises(ShapeError, match=r"x must be \[T, 72\]"):
-        op(x[None], packed, ranges)
+        op(x[None, None], packed, ranges)
     with pytest.raises(ShapeError, match="without bias"):
         op(x, packed, ranges, torch.zeros(E, N))
     with pytest.raises(DTypeError, match=r"x must be torch\.float16"):

@@ -75,7 +75,7 @@ def simulated(name: str) -> tuple[Any, torch.Tensor]:
     given = torch.tensor(ranges, dtype=torch.int32)
     flat = x.reshape(-1, K).double() * (1 if scale is None else scale.reshape(-1, 1).double())
     exact = torch.full((len(flat), N), torch.nan, dtype=torch.float64)
-    for expert, (start, stop) in enumerate(host_ranges(op.gemm, given, len(flat))):
+    for expert, start, stop in host_ranges(op.gemm, given, len(flat)):
         matrix = torch.as_tensor(weights[expert].dequantize("float64"))
         exact[start:stop] = flat[start:stop] @ matrix.T + bias[expert].double()
     result = ladder.simulate(op, x, op.pack(weights), bias, scale, ranges=given, expected=exact)

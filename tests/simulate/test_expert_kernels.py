@@ -72,7 +72,7 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[tuple[int, ...], ...]]] = {
     "mma int8 with token scales": (
         "sm_90a",
         gemm(activation="int8", group_size=128, scale=True, token_scale=True, k=130),
-        mma(placement="accumulator", tile_m=8),
+        mma(placement="accumulator"),
         ((9, 0, 2),),
     ),
     "gemv groups, zeros, bias": (
@@ -153,10 +153,33 @@ def test_counted_slots(case: str) -> None:
         assert GroupedProblem(problem, counts, slot).run(kernel) <= BOUNDS[problem.activation]
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if "bias" in case or "scales" in case])
+@pytest.mark.parametrize(("owners", "rows"), [((1, 0, 1, 2, -1, 7, 0), 1), ((2, 9, 0), 11)])
+def test_slots_that_name_their_experts(case: str, owners: tuple[int, ...], rows: int) -> None:
+    arch, problem, schedule, _ = CASES[case]
+    kernel = SimulatedKernel(emitted(replace(problem, experts=1, slots=1), schedule, arch))
+    experts = GroupedProblem(problem, (rows,) * 3)
+    given = dict(zip(experts.names, experts.arrays(), strict=True))
+    chosen = [min(max(owner, 0), 2) for owner in owners]
+    for name in {*TOKEN_NAMES} & {*given}:
+        each = given[name].reshape(3, rows, -1)
+        given[name] = each[chosen].reshape(-1, *given[name].shape[1:])
+    given["ranges"] = np.array(owners, np.int32)
+    y = np.full((len(owners) * rows, problem.n), np.nan, NUMPY[problem.output])
+    kernel(*given.values(), y)
+    for slot, owner in enumerate(owners):
+        found = y[slot * rows : (slot + 1) * rows].astype(np.float64)
+        if owner in range(3):
+            exact = experts.parts[owner].expected
+            assert np.linalg.norm(found - exact) <= BOUNDS[problem.activation] * np.linalg.norm(exact)
+        else:
+            assert np.isnan(found).all(), "stored rows of no expert"
+
+
 @pytest.mark.parametrize("offsets", [(2, 9, 9, 30), (-4, 3, 99, 120), (5, 2, 0, 4)])
 def test_offsets_that_do_not_cover_x_stay_within_it(offsets: tuple[int, ...]) -> None:
     small = gemm(k=64)
-    kernel = SimulatedKernel(emitted(replace(small, experts=1), mma(tile_m=8), "sm_80"))
+    kernel = SimulatedKernel(emitted(replace(small, experts=1), mma(), "sm_80"))
     problem = GroupedProblem(small, (10, 10, 12))
     arrays = problem.arrays()
     arrays[problem.names.index("ranges")] = np.array(offsets, np.int32)

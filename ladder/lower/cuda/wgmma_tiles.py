@@ -130,7 +130,7 @@ class ExpertTiles:
 def walk_experts(spec: Spec, grid: Grid, args: Arguments) -> ExpertTiles:
     """Return the walk over the tiles of all experts, whose ranges the kernels before may write."""
     tile_m, warp = spec.schedule.tile_m, Warp(b.bind(grid.thread % 32))
-    run = None if args.masked else find_run(args, tile_m, warp)
+    run = None if args.slots is not None else find_run(args, tile_m, warp)
     m_blocks = b.keep(count_m_tiles(args, tile_m) if run is None else run.total)
     expert, first, stop = (b.Variable("int32", 0) for _ in range(3))
     return ExpertTiles(spec, replace(grid, m_blocks=m_blocks), args, warp, run, expert, first, stop)

@@ -36,8 +36,8 @@ class Arguments:
     image: Batch, height, width and channels of x where it is an image ``[B, H, W, C]`` (`Gemm.windows`).
     factor: Vector ``[N]`` by which sums are multiplied.
     residual: Tensor ``[M, N]`` that is added.
-    experts, ranges, masked: Number of experts, int32 offsets ``[E + 1]`` of their rows of A or, if
-        ``masked``, counts ``[E]``; None without experts.
+    experts, ranges, slots: Number of experts, int32 offsets ``[E + 1]`` of their rows of A or, of `slots` of
+        equally many rows, counts ``[E]`` or, if ``named``, the expert of each; None without experts.
     """
 
     m: Expr
@@ -56,7 +56,8 @@ class Arguments:
     y: Any
     experts: Expr = None
     ranges: Any = None
-    masked: Expr = False
+    slots: Expr = None
+    named: bool = False
     image: tuple[Expr, ...] = ()
     residual: Any = None
     factor: Any = None
@@ -94,7 +95,8 @@ def declare_arguments(gemm: Gemm, columns: int | None = None) -> Arguments:
         for name, (wanted, shape, dtype) in optional.items()
     }
     row_scale = b.tensor("row_scale", (*each, n_pad), "float32")
-    ranges = b.tensor("ranges", (b.symbol("range_count"),), "int32", align=4) if each else None
+    count = b.symbol("range_count") if each else None
+    ranges = b.tensor("ranges", (count,), "int32", align=4) if each else None
     token_shape = (m, b.symbol("token_groups")) if gemm.token_group else (m,)
     token_scale = b.tensor("token_scale", token_shape, "float32", align=4) if gemm.token_scale else None
     factor = b.tensor("factor", (n,), "float32", align=4) if gemm.factor else None
@@ -104,6 +106,6 @@ def declare_arguments(gemm: Gemm, columns: int | None = None) -> Arguments:
     y = b.tensor("y", (m, n), gemm.output)
     return Arguments(
         m, n, k_x, n_tiles, k_tiles, groups, x, words, packed["scales"], packed["zeros"], row_scale,
-        token_scale, bias, y, experts, ranges, gemm.masked,
-        image, residual, factor,
+        token_scale, bias, y, experts, ranges,
+        count if gemm.masked or gemm.slots else None, gemm.slots > 0, image, residual, factor,
     )  # fmt: skip

@@ -2,9 +2,9 @@
 
 A kernel asks for its `MTile` and goes on as if there were one matrix: the arguments that come with
 it show one expert's weights, and M ends where the expert's activation rows end. The rows of one expert
-are neighbours in x, either one expert after the other (``ranges`` are the E+1 offsets), or in E slots
-of equally many rows (``ranges`` are the E counts). Both are read on the device. What vendors do
-differently is said by `Lanes`.
+are neighbours in x, either one expert after the other (``ranges`` are the E+1 offsets), or in slots of
+equally many rows (``ranges`` are the E counts, or the expert of each slot). They are read on the device.
+What vendors do differently is said by `Lanes`.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def count_m_tiles(args: Arguments, tile_m: int) -> Expr:
     """Return how many tiles of ``tile_m`` activation rows there are at most, from what the host knows."""
     if args.experts is None:
         return (args.m + tile_m - 1) // tile_m
-    if args.masked:
-        return args.experts * _blocks_per_slot(args, tile_m)
+    if args.slots is not None:
+        return args.slots * _blocks_per_slot(args, tile_m)
     # Every expert may end within a tile, and no tile is empty.
     return T.min(args.m, (args.m + args.experts * (tile_m - 1)) // tile_m)
 
@@ -96,7 +96,7 @@ def find_m_tile(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> MTil
     """
     if args.experts is None:
         return MTile(args, b.bind(block * tile_m), True)
-    run = None if args.masked else find_run(args, tile_m, lanes)
+    run = None if args.slots is not None else find_run(args, tile_m, lanes)
     expert, first, stop, exists = find_rows(args, run, block, tile_m, lanes)
     return MTile(args_of_expert(args, expert, stop), first, exists)
 
@@ -132,17 +132,21 @@ def find_rows(args: Arguments, run: Run | None, block: Expr, tile_m: int, lanes:
 
 
 def _blocks_per_slot(args: Arguments, tile_m: int) -> Expr:
-    return (T.truncdiv(args.m, args.experts) + tile_m - 1) // tile_m
+    return (T.truncdiv(args.m, args.slots) + tile_m - 1) // tile_m
 
 
 def _in_slots(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
-    """Return expert, first row, end of its rows and whether the tile exists, for counted slots."""
-    slot = b.keep(T.truncdiv(args.m, args.experts))
+    """Return expert, first row, end of its rows and whether the tile exists, for slots."""
+    slot = b.keep(T.truncdiv(args.m, args.slots))
     per_slot = b.keep(T.truncdiv(slot + tile_m - 1, tile_m))
-    expert = b.keep(T.truncdiv(block, per_slot))
-    first = b.keep(expert * slot + T.truncmod(block, per_slot) * tile_m)
-    stop = b.keep(expert * slot + T.min(lanes.read(args.ranges, expert), slot))
-    return expert, first, stop, first < stop
+    own = b.keep(T.truncdiv(block, per_slot))
+    first = b.keep(own * slot + T.truncmod(block, per_slot) * tile_m)
+    told = b.keep(lanes.uniform(lanes.read(args.ranges, own)))
+    if not args.named:
+        stop = b.keep(own * slot + T.min(told, slot))
+        return own, first, stop, first < stop
+    expert = b.keep(T.max(T.min(told, args.experts - 1), 0))
+    return expert, first, b.keep((own + 1) * slot), expert == told
 
 
 def find_run(args: Arguments, tile_m: int, lanes: Lanes) -> Run:
