@@ -475,7 +475,7 @@ class Store:
         if not any(point.records for point in entries):
             if self.given_up or any(point.failures for point in entries):
                 return "eager"
-            return "split" if self.records else "new"
+            return "split" if any(point.records for point in self.sites.values()) else "new"
         return "split" if any(record.split for record in self.records) else "whole"
 
     def where_it_ran(self) -> list[str]:

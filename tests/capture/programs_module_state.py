@@ -261,3 +261,22 @@ def id_and_data_ptr():
     t = normal(3)
     u = normal(3, seed=1)
     return calls(fn, lambda: (t, t), lambda: (t, u), lambda: (u, t), lambda: (t, t))
+
+
+@program
+def converts_its_parts():
+    """A router that puts its classifier into a type in each call; so it is that of the last call."""
+    torch.manual_seed(0)
+    l = nn.Linear(3, 3).requires_grad_(False)
+
+    def fn(x, dtype):
+        weight = l.weight
+        moved = l.to(dtype)
+        return moved(x.to(dtype)), moved is l, l.weight is weight, l.weight.dtype, l.to(x)(x)
+
+    kinds = (torch.float32, torch.float32, torch.float64, torch.float32, torch.float32)
+    return calls(
+        fn,
+        *[lambda kind=kind: (normal(2, 3), kind) for kind in kinds],
+        observe=lambda: [l.weight.clone(), l.bias.clone(), l.weight._version],
+    )

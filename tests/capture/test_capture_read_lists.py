@@ -1,4 +1,4 @@
-"""Lists of numbers that a program reads from tensors (``Tensor.tolist``)."""
+"""Lists of numbers that a program reads from tensors (``Tensor.tolist``), and names that are made of some."""
 
 from __future__ import annotations
 
@@ -47,7 +47,30 @@ def counted(x: Tensor, sizes: Tensor) -> Any:
     return [part.sum(0) for part in x.split([*(ends[1:] - ends[:-1]).tolist(), 6 - int(ends[-1])])]
 
 
-@pytest.mark.parametrize("program", [split, kept, nested, single, kinds, counted])
+class Chosen(torch.nn.Module):
+    """Looks experts up by names that values make up, as switch transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = torch.nn.ModuleDict({f"expert_{k}": torch.nn.Linear(2, 2) for k in range(6)})
+        self.scales = {f"scale{k}": k for k in range(4)}
+        for k in range(6):
+            setattr(self, f"shift{k}", float(k))
+
+    def forward(self, x: Tensor, sizes: Tensor) -> Any:
+        found, names = torch.zeros_like(x), dict[str, int]()
+        for size in sizes:
+            name = f"scale{size}"
+            scale = self.scales.get(name, -1) + (name in self.scales)
+            found = found + self.experts[f"expert_{size}"](x) * scale + getattr(self, f"shift{size}")
+            names[name] = scale
+        return found, names, hasattr(self, f"shift{sizes[0] + 3}")
+
+
+CHOSEN = Chosen().requires_grad_(False)
+
+
+@pytest.mark.parametrize("program", [split, kept, nested, single, kinds, counted, CHOSEN])
 def test_lists_of_tensors(program: Callable[[Tensor, Tensor], Any]) -> None:
     """They are what the tensor holds in each call, also where it holds others than before."""
     fast, x = capture(program), torch.arange(12.0).reshape(6, 2)

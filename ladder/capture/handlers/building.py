@@ -46,7 +46,9 @@ def joined_text(vm: Interpreter, parts: list[Any]) -> Any:
     if vm.recording and any(type(part) is Text for part in parts):
         uses: set[str] = set()
         texts = "".join(f"{vm.heap.reference(part, uses)}, " for part in parts)
-        return _made_anew(vm, "".join(map(vm.unlifted, parts)), f"''.join(({texts}))", uses)
+        numbers = tuple(each for part in parts if type(part) is Text for each in part.numbers)
+        made = Text("".join(map(vm.unlifted, parts)), numbers)
+        return _made_anew(vm, made, f"''.join(({texts}))", uses)
     if any(type(part) is Dynamic for part in parts):
         total: Any = ""
         for part in parts:
@@ -60,8 +62,7 @@ def formatted_size(conversion: int, spec: str, *extents: int) -> str:
     return formatted(torch.Size(extents), conversion, spec)
 
 
-def _made_anew(vm: Interpreter, value: str, text: str, uses: set[str]) -> Text:
-    made = Text(value)
+def _made_anew(vm: Interpreter, made: Text, text: str, uses: set[str]) -> Text:
     vm.heap.fresh(made, text, uses)
     vm.heap.uses_dynamic = vm.heap.makes_texts = True
     return made
@@ -73,7 +74,7 @@ def _number_as_text(vm: Interpreter, value: torch.Tensor, conversion: int, spec:
         raise CaptureError("a mode sees how a tensor is written out")
     copy, uses = tensor_operator(vm, torch.clone, (value,), {}), set[str]()
     text = vm.heap.call_text(vm.heap.constant(formatted), (copy, conversion, spec), {}, uses)
-    return _made_anew(vm, formatted(value, conversion, spec), text, uses)
+    return _made_anew(vm, Text(formatted(value, conversion, spec), ((copy, value.item()),)), text, uses)
 
 
 def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:

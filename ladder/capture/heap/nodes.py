@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+import torch
+
 
 class CaptureError(Exception):
     """Raised where a stretch of the program cannot be recorded; the run itself goes on."""
@@ -125,9 +127,18 @@ class Dynamic:
 
 
 class Text(str):
-    """A string made of the values of tensors: matched runs make it anew, if anything uses it."""
+    """A string made of the values of tensors: matched runs make it anew, if anything uses it.
 
-    __slots__ = ()
+    numbers: Those tensors, which nothing changes, and the number of each.
+    """
+
+    __slots__ = ("numbers",)
+
+    def __new__(cls, value: str, numbers: tuple[tuple[torch.Tensor, Any], ...]) -> Text:
+        """Return the string, made of `numbers`."""
+        made = super().__new__(cls, value)
+        made.numbers = numbers
+        return made
 
 
 def hold_strings(holders: Iterable[Any]) -> None:

@@ -23,6 +23,7 @@ from ladder.capture.operations.modeled import enter_inference
 from ladder.capture.operations.objects import is_fixed, seen_through
 from ladder.capture.operations.replay import advance, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata
+from ladder.capture.operations.tensor_operators import known_text
 from ladder.capture.operations.truth import decided, length_as, truth
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
@@ -80,11 +81,12 @@ def _exc_info(vm: Interpreter) -> Any:
 
 
 def _getattr(vm: Interpreter, value: Any, name: Any, *default: Any) -> Any:
+    name = known_text(vm, vm.plain(name))
     if not default:
-        return load_attr(vm, value, vm.plain(name))
+        return load_attr(vm, value, name)
     try:
         with vm.barrier():
-            return load_attr(vm, value, vm.plain(name))
+            return load_attr(vm, value, name)
     except AttributeError:
         return default[0]
 
@@ -92,7 +94,7 @@ def _getattr(vm: Interpreter, value: Any, name: Any, *default: Any) -> Any:
 def _hasattr(vm: Interpreter, value: Any, name: Any) -> bool:
     try:
         with vm.barrier():
-            load_attr(vm, value, vm.plain(name))
+            load_attr(vm, value, known_text(vm, vm.plain(name)))
     except AttributeError:
         return False
     return True

@@ -22,6 +22,7 @@ from ladder.capture.operations.objects import (
     settled,
 )
 from ladder.capture.operations.replay import advance, drained, is_hidden, known_iterator, replay
+from ladder.capture.operations.tensor_operators import known_text
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_key, is_plain
@@ -58,6 +59,7 @@ def container_method(
         if quick is not NULL:
             return quick
     rest, kwargs = vm.plain_given(rest, kwargs)
+    rest = _with_known_key(vm, owner, rest)
     if any(is_hidden(vm, item) for item in rest) and _takes_items(name, rest):
         return _with_items(vm, function, owner, name, rest, kwargs)
     if base in (dict, OrderedDict, defaultdict) and name in ("__getitem__", "__contains__"):
@@ -66,6 +68,12 @@ def container_method(
             return quick
     given = (method, (owner, *rest), kwargs)
     return recorded(vm, _known_method, (method, owner, name, rest, kwargs), given)
+
+
+def _with_known_key(vm: Interpreter, owner: Any, rest: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of a method; a key that values of tensors make up is assumed to be what it is."""
+    hashed = bool(rest) and is_a(owner, dict | set | frozenset)
+    return (known_text(vm, rest[0]), *rest[1:]) if hashed else rest
 
 
 def _takes_items(name: str, rest: tuple[Any, ...]) -> bool:

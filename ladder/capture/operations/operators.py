@@ -33,7 +33,7 @@ from ladder.capture.operations.objects import (
 )
 from ladder.capture.operations.replay import admit, is_hidden, replay
 from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
-from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.operations.tensor_operators import known_text, tensor_operator
 from ladder.capture.operations.truth import decided, user_constant
 from ladder.capture.operations.user_operators import user_binary, user_unary
 from ladder.capture.python import natives, polyfills
@@ -242,6 +242,8 @@ def _holds(vm: Interpreter, container: Any, item: Any) -> bool:
     if is_a(method, types.FunctionType):
         with vm.barrier():
             return decided(vm, vm.call_function(method, (container, item), {}))
+    if is_a(container, dict | set | frozenset):
+        item = known_text(vm, item)
     if is_a(container, dict) and is_key(item):
         quick = dict_read(vm, container, "__contains__", (item,))
         if quick is not NULL:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 import torch.fx
 
-from ladder.capture.heap.nodes import CaptureError, Itself, Node
+from ladder.capture.heap.nodes import CaptureError, Itself, Node, Text
 from ladder.capture.interpreter.branches import fork
 from ladder.capture.interpreter.graph_arguments import argument, operator_node, value_of
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -219,6 +219,15 @@ def assume(vm: Interpreter, value: torch.Tensor, number: Any, most: int = 3) -> 
     """Take what is read of a tensor to be what it is; the record does not serve calls where it is not."""
     copy = tensor_operator(vm, torch.clone, (value,), {})
     vm.trace.assumed.append(Assumption(vm.heap.node(copy).var, number, vm.here(), most))
+
+
+def known_text(vm: Interpreter, text: Any) -> Any:
+    """Return a string that is made of values of tensors as one of the numbers that they are assumed to be."""
+    if type(text) is not Text or not all(may_be_assumed(vm, value) for value, _ in text.numbers):
+        return text
+    for value, number in text.numbers:
+        assume(vm, value, number)
+    return str(text)
 
 
 def _fix_read_numbers(vm: Interpreter, monitor: Monitor) -> None:

@@ -27,6 +27,7 @@ METADATA = frozenset(
         " is_signed is_inference is_conj is_neg get_device __len__ type is_same_size is_shared is_pinned"
         " is_distributed is_coalesced has_names is_sparse_csr is_xla is_vulkan is_ipu is_mtia is_maia"
         " is_tensor is_storage result_type can_cast promote_types broadcast_shapes _is_view"
+        " _parse_to _has_compatible_shallow_copy_type"
     )
 )
 """Attributes and functions whose answer follows from guarded metadata."""
