@@ -134,6 +134,8 @@ class Text(str):
 
     __slots__ = ("numbers",)
 
+    numbers: tuple[tuple[torch.Tensor, Any], ...]
+
     def __new__(cls, value: str, numbers: tuple[tuple[torch.Tensor, Any], ...]) -> Text:
         """Return the string, made of `numbers`."""
         made = super().__new__(cls, value)
