@@ -340,7 +340,10 @@ def _slots_choice(gemm: Gemm, device: TileDevice) -> Schedule:
     """Return the schedule for slots of few rows that name their experts: each reads the weight of one."""
     every = replace(gemm, n=gemm.n * min(gemm.slots, gemm.experts), experts=0, slots=0)
     ranked = (s for s, _ in rank(every, device, 1) if isinstance(s, GpuSchedule))
-    return next(s for s in ranked if serves(gemm, s.pipeline) and is_legal(gemm, device, s))
+    found = next((s for s in ranked if serves(gemm, s.pipeline) and is_legal(gemm, device, s)), None)
+    if found is None:
+        raise ScheduleError(f"no pipeline of {device.name} serves {gemm}")
+    return found
 
 
 def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:

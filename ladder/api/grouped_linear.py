@@ -114,8 +114,8 @@ def mixture(
     flat, weights = ids.reshape(-1), weights.reshape(-1)
     if len(x) == 1:  # each row is the token: nothing is sorted
         own = flat.to(torch.int32)
-        rows = gate(up(x.expand(len(flat), -1)[:, None], own)[:, 0])
-        rows = down(rows.to(x.dtype)[:, None], own)[:, 0]
+        rows = gate(up(x.expand(len(flat), -1)[:, None], own))
+        rows = down(rows.to(x.dtype), own)[:, 0]
         # Rows of no expert are not written by products.
         return (torch.where((flat < experts)[:, None], rows, 0) * weights[:, None]).sum(0, True).to(x.dtype)
     flat, order = torch.sort(flat, stable=True)

@@ -170,11 +170,11 @@ class Gemm:
             if self.gate_last:
                 raise ShapeError("gate_last speaks of a gate; there is none")
             return
-        others = (self.epilogue, self.experts, self.windows, self.residual, self.factor, self.token_group)
+        others = (self.epilogue, self.windows, self.residual, self.factor, self.token_group)
         if self.n % (2 * PACKED_ROWS) or any(others):
             raise ShapeError(
                 f"a gated product takes two matrices of a multiple of {PACKED_ROWS} rows, got N={self.n};"
-                " it has no epilogue, experts, windows, residual, factor or token_group"
+                " it has no epilogue, windows, residual, factor or token_group"
             )
 
     @property

@@ -25,15 +25,11 @@ Serves = Callable[[Gemm, int], bool]
 
 def with_gates(graph: Graph, parts: Sequence[Subgraph], serves: Serves) -> list[Subgraph]:
     """Return parts with gates in the products that alone they read."""
-    found = list(parts)
-    readers: dict[str, list[Subgraph]] = {}
-    for part in parts:
-        for value in dict.fromkeys(part.inputs):
-            readers.setdefault(value, []).append(part)
+    found, readers = list(parts), readers_of(parts)
     for part in parts:
         if part.kind != "gemm" or part.gemm is None or not _may_be_gated(part.gemm, part):
             continue
-        after = _only_readers(graph, readers, part)
+        after = only_readers(graph, readers, part)
         whole = None if after is None else _joined(graph, part, after, serves)
         if after is not None and whole is not None:
             found = [item for item in found if item is not part and item not in after[:-1]]
@@ -46,7 +42,16 @@ def _may_be_gated(gemm: Gemm, part: Subgraph) -> bool:
     return not (any(others) or gemm.batch_invariant or gemm.n % (2 * PACKED_ROWS) or len(part.outputs) > 1)
 
 
-def _only_readers(
+def readers_of(parts: Sequence[Subgraph]) -> dict[str, list[Subgraph]]:
+    """Return value -> the parts that read it."""
+    readers: dict[str, list[Subgraph]] = {}
+    for part in parts:
+        for value in dict.fromkeys(part.inputs):
+            readers.setdefault(value, []).append(part)
+    return readers
+
+
+def only_readers(
     graph: Graph, readers: Mapping[str, Sequence[Subgraph]], part: Subgraph
 ) -> list[Subgraph] | None:
     """Return the views, one of the other, and the chain that alone read what a product gives."""
@@ -67,7 +72,7 @@ def _only_readers(
 def _joined(graph: Graph, part: Subgraph, after: Sequence[Subgraph], serves: Serves) -> Subgraph | None:
     """Return a product with its gate; None if what reads it is none, or no kernel computes it."""
     value, result = part.outputs[0], after[-1].outputs[0]
-    gate = _Match(graph, value).gate(result)
+    gate = gate_between(graph, value, result)
     rows = product(graph.tile(value).shape[:-1])
     if gate is None or part.gemm is None or not isinstance(rows, int):
         return None
@@ -82,8 +87,13 @@ def _joined(graph: Graph, part: Subgraph, after: Sequence[Subgraph], serves: Ser
     return Subgraph("gemm", region, inputs, (result,), "", gemm, part.roles)
 
 
+def gate_between(graph: Graph, product: str, result: str) -> Gate | None:
+    """Return the gate that makes a result of a product's two halves; None if something else does."""
+    return _Match(graph, product).gate(result)
+
+
 @dataclass(frozen=True)
-class _Gate:
+class Gate:
     """An operator of a gate, and whether the second half of the product is its operand."""
 
     operator: str
@@ -98,7 +108,7 @@ class _Match:
         self.ttype = graph.tile(product).ttype.name
         self.width = graph.tile(product).shape[-1]
 
-    def gate(self, result: str) -> _Gate | None:
+    def gate(self, result: str) -> Gate | None:
         node, rounded = self.behind(result)
         if node.operator != "mul" or len(node.inputs) != 2 or not self.is_whole(result):
             return None
@@ -110,7 +120,7 @@ class _Match:
                 continue
             halves = self.half(applied.inputs[0]), self.half(other)
             if set(halves) == {0, 1}:
-                return _Gate(applied.operator, halves[0] == 1)
+                return Gate(applied.operator, halves[0] == 1)
         return None
 
     def is_whole(self, result: str) -> bool:

@@ -107,10 +107,10 @@ def multiply(
     """
     gemm = Request.parse(request).gemm
     check_operands(gemm, x, ranges, bias, token_scale)
-    y = torch.empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output), device=x.device)
+    y = torch.empty((*x.shape[:-1], gemm.columns), dtype=torch_dtype(gemm.output), device=x.device)
     scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
     rows = x.reshape(-1, gemm.k).resolve_neg()  # kernels read memory as it lies
-    operands = Operands(rows, weight, ranges, bias, scales, y.view(-1, gemm.n))
+    operands = Operands(rows, weight, ranges, bias, scales, y.view(-1, gemm.columns))
     if not operands.rows.shape[0]:
         return y
     if x.device.type == "cpu":
@@ -208,7 +208,7 @@ def _shape(
 ) -> torch.Tensor:
     """Tell shape and type of the result."""
     gemm = Request.parse(request).gemm
-    return x.new_empty((*x.shape[:-1], gemm.n), dtype=torch_dtype(gemm.output))
+    return x.new_empty((*x.shape[:-1], gemm.columns), dtype=torch_dtype(gemm.output))
 
 
 grouped_matmul: Callable[..., torch.Tensor] = define(SCHEMA, multiply, _shape)

@@ -199,7 +199,7 @@ class _Entry:
         for _, start, stop in experts.host_ranges(gemm, ranges, len(rows)):
             self.owned[start:stop] = True
         scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
-        out = torch.empty((len(rows), gemm.n), dtype=torch_dtype(gemm.output))
+        out = torch.empty((len(rows), gemm.columns), dtype=torch_dtype(gemm.output))
         operands = experts.Operands(rows, packed.tensors, ranges, bias, scales, out)
         experts.at_once(self._kernel(), operands, self.m)
 

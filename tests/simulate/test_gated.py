@@ -14,10 +14,12 @@ from torch import nn
 
 import ladder
 from ladder import knobs
+from ladder.api.grouped_linear import GroupedLinear, mixture
 from ladder.ir.gemm import Gemm
 from ladder.ir.ops import get_operator
 from ladder.runtime.compile import gated_schedule, request_for
 from ladder.runtime.model import prepared
+from ladder.runtime.model.gated_experts import grouped_request
 from ladder.simulate import simulate_launch
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule
@@ -162,6 +164,60 @@ def test_gates_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gates = [(part.gemm.gate, part.gemm.gate_last) for part in parts if part.gemm and part.gemm.gate]
     assert gates == ([] if wanted is None else [wanted])
     assert ("chain" in [part.kind for part in parts]) == (wanted is None)
+
+
+def grouped(**fields: Any) -> ladder.GroupedMatmul:
+    op = ladder.GroupedMatmul(3, 256, 200, "int4", group_size=128, target=H200.name)
+    op.request = replace(op.request, gemm=replace(op.gemm, slots=5, **fields))
+    return op
+
+
+def test_experts_have_gates_of_their_own() -> None:
+    """Each slot gets the gate of its expert's halves; what is no number stays in its slot."""
+    torch.manual_seed(0)
+    packed = grouped().pack([ladder.quantize(torch.randn(256, 200), "int4", group_size=128) for _ in "012"])
+    x, owners = torch.randn(5, 1, 200).half(), torch.tensor([2, 0, 3, 2, 1], dtype=torch.int32)
+    x[1, 0, 7], x[3, 0, 5] = torch.nan, torch.inf
+    here = [0, 1, 3, 4]
+    plain = ladder.simulate(grouped(), x, packed, ranges=owners)
+    assert not plain.findings
+    for gate, last in (("relu", False), ("silu", True)):
+        found = ladder.simulate(grouped(gate=gate, gate_last=last), x, packed, ranges=owners)
+        assert not found.findings
+        wanted = gated(plain.y[here], gate, last).astype(np.float32)
+        assert np.isnan(wanted[1]).all()
+        np.testing.assert_allclose(found.y[here].astype(np.float32), wanted, rtol=4e-3, atol=1e-4)
+
+
+class Experts(nn.Module):
+    """A token's experts, chosen outside."""
+
+    def __init__(self, gate: Any) -> None:
+        super().__init__()
+        stacks = [ladder.quantize(torch.randn(4 * n, 128), "int4", group_size=64) for n in (256, 128)]
+        self.up, self.down = (GroupedLinear.from_stack(w, 4, dtype=torch.float16) for w in stacks)
+        self.gate = gate
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return mixture(x, ids, weights, self.up, self.gate, self.down)
+
+
+@pytest.mark.parametrize(("gate", "chains"), [(ACT.silu, 1), (lambda one: one.sigmoid() * 2.0, 2)])
+def test_gates_of_experts_are_found(gate: Any, chains: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def halves(rows: torch.Tensor) -> torch.Tensor:
+        one, two = rows.chunk(2, -1)
+        return gate(one) * two
+
+    model, x = Experts(halves), torch.randn(1, 128).half()
+    given = [x, torch.tensor([[3, 1]]), torch.rand(1, 2).half()]
+    with knobs.override(cache=False):
+        parts = prepared_for_h200(model, given, monkeypatch).parts
+    requests = [found for part in parts if (found := grouped_request(part))]
+    assert [(found.gemm.gate, found.gemm.slots) for found in requests] == [
+        ("silu" if chains == 1 else "", 2), ("", 2),
+    ]  # fmt: skip
+    behind = parts[[bool(grouped_request(part)) for part in parts].index(True) + 1 :]
+    assert [part.kind for part in behind].count("chain") == chains
 
 
 def test_gates_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

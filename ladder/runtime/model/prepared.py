@@ -28,6 +28,7 @@ from ladder.partition.subgraphs import engine, extract, outside_inputs
 from ladder.rewrite import simplify
 from ladder.runtime.compile import candidate_for, gated_schedule
 from ladder.runtime.model.found import finder, weights_of
+from ladder.runtime.model.gated_experts import with_expert_gates
 from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.prologues import described
@@ -75,6 +76,7 @@ def with_chains_in_products(prepared: Prepared, device: TileDevice) -> Prepared:
     graph, parts, settings = prepared.program.graph, prepared.parts, knobs.settings
     if settings.gated_products:
         parts = with_gates(graph, parts, lambda gemm, rows: bool(gated_schedule(gemm, device, rows)))
+        parts = with_expert_gates(graph, parts, device)
     if settings.prologues and "pdl" in device.features:
         parts = with_prologues(graph, parts, lambda *asked: described(device, *asked), device)
     return replace(prepared, parts=ordered(graph, list(parts)))
