@@ -160,11 +160,15 @@ class Checkpoint(Mapping[str, "Loaded"]):
         loaded = self[name]
         if isinstance(loaded, torch.Tensor):
             return loaded if dtype is None else loaded.to(dtype)
-        form, _ = self.layers[name]
         matrices = loaded if isinstance(loaded, tuple) else (loaded,)
-        values = self._guarded(name, lambda: [_as_tool(form, matrix) for matrix in matrices])
+        values = self._guarded(name, lambda: [_as_tool(*self.rule(name), matrix) for matrix in matrices])
         result = (torch.stack(values) if len(values) > 1 else values[0]).view(self.entry(name).shape)
         return result if dtype is None else result.to(dtype)
+
+    def rule(self, name: str) -> tuple[str, str]:
+        """Return type and rounding of the tool's own dequantization of a quantized tensor: see `Format`."""
+        form, layer = self.layers[name]
+        return form.rule(layer)
 
     def _guarded(self, name: str, read: Callable[[], T]) -> T:
         """Read, and give what damage raises as one error."""
@@ -182,9 +186,9 @@ class Checkpoint(Mapping[str, "Loaded"]):
             ) from error
 
 
-def _as_tool(form: Format, matrix: QuantizedTensor) -> torch.Tensor:
+def _as_tool(dtype: str, rounding: str, matrix: QuantizedTensor) -> torch.Tensor:
     own = matrix.scale_type if matrix.scale_type in ("float16", "bfloat16", "float32") else "bfloat16"
-    found: torch.Tensor = matrix.dequantize(own if form.dtype == "scale" else form.dtype, form.rounding)
+    found: torch.Tensor = matrix.dequantize(own if dtype == "scale" else dtype, rounding)
     return found
 
 

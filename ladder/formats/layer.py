@@ -125,6 +125,7 @@ class Format:
     read: The tensor.
     dtype, rounding: How the tool's own dequantization computes: `QuantizedTensor.dequantize` with these gives
         its bits; ``"scale"`` is the type of the scales.
+    tool: What a stored tensor itself says of these two, if the format keeps it.
     doc: One line.
     """
 
@@ -140,11 +141,16 @@ class Format:
     dtype: str = "float32"
     rounding: str = "once"
     rename: Callable[[str], str] | None = None
+    tool: Callable[[Layer], tuple[str, str]] | None = None
     doc: str = ""
 
     def name_of(self, prefix: str) -> str:
         """Return the tensor's name from that of its arrays without the suffix."""
         return self.rename(prefix) if self.rename is not None else prefix + self.result
+
+    def rule(self, layer: Layer) -> tuple[str, str]:
+        """Return ``dtype`` and ``rounding`` of a stored tensor."""
+        return (self.dtype, self.rounding) if self.tool is None else self.tool(layer)
 
 
 def group_of(layer: Layer, columns: int, groups: int, stated: int | None = None) -> int:

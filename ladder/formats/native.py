@@ -2,6 +2,7 @@
 
 A quantized tensor ``a.weight`` is stored as ``a.weight.storage``, ``a.weight.scale``, ... and
 ``a.weight.description``, JSON text as bytes: the keys of `ladder.Linear`'s state dict.
+The header's metadata say how the dequantization of the tool that made it rounds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 from ladder.formats.files import parse_json, require_shape
 from ladder.formats.layer import Format, Layer, Shape
 from tile_types import QuantizedTensor
+from tile_types.quantized import ROUNDINGS
 
 KEY = ".description"
 CODES = ".storage"
@@ -20,6 +22,14 @@ ARRAYS = (".scale", ".zero", ".offset", ".columns")
 def description(layer: Layer) -> dict[str, Any]:
     """Return what a stored tensor says of itself."""
     return parse_json(layer.text(KEY), f"{layer.name}: its description")
+
+
+def tool(layer: Layer) -> tuple[str, str]:
+    """Return type and rounding of the dequantization of the tool that made a tensor, see `Format`."""
+    dtype, _, rounding = layer.metadata.get(layer.name, "scale once").partition(" ")
+    known = dtype in ("scale", "float16", "bfloat16", "float32") and rounding in ROUNDINGS
+    layer.require(known, f"the metadata say that it is dequantized by {dtype!r}, {rounding!r}")
+    return dtype, rounding
 
 
 def shape(layer: Layer) -> Shape:
@@ -49,6 +59,6 @@ FORMAT = Format(
     parts=(CODES,),
     optional=ARRAYS,
     result="",
-    dtype="scale",
+    tool=tool,
     doc="canonical storage: what `ladder convert` and `ladder.Linear` write",
 )

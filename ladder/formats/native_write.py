@@ -43,11 +43,14 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
     require(not _is_source(checkpoint, path), f"{path} is what is to be read: name another file")
     with replacing(path, CheckpointError) as part, part.open("wb") as file:
         file.write(bytes(8 + room))
-        header, at = {}, 0
-        for name, array in _arrays(checkpoint, names):
+        header: dict[str, Any] = {"__metadata__": {}}
+        at = 0
+        for source, name, array in _arrays(checkpoint, names):
             require(name not in header, f"{path} would hold {name!r} twice")
             octets = _octets(array)
             header[name] = _entry(name, array, at, at + len(octets))
+            if source in checkpoint.layers and name.endswith(KEY):
+                header["__metadata__"][name.removesuffix(KEY)] = " ".join(checkpoint.rule(source))
             at += file.write(octets)
         text = json.dumps(header, ensure_ascii=False).encode()
         require(len(text) <= room, f"the header of {path} takes {len(text)} bytes, not {room}")
@@ -59,7 +62,7 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
 def _room(entry: Entry) -> int:
     """Return how many bytes the entries of a tensor, or of stacked experts, take in the header at most."""
     each = len(json.dumps(entry.name, ensure_ascii=False).encode()) + ENTRY
-    arrays = math.prod(entry.shape[:-2]) * len((CODES, *ARRAYS, KEY)) if entry.format else 1
+    arrays = math.prod(entry.shape[:-2]) * len((CODES, *ARRAYS, KEY, "metadata")) if entry.format else 1
     return arrays * each
 
 
@@ -70,9 +73,11 @@ def _is_source(checkpoint: Checkpoint, path: Path) -> bool:
     return path.exists() and any(path.samefile(file) for file in {array.file.path for array in arrays})
 
 
-def _arrays(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in names:
-        yield from _stored(name, checkpoint[name])
+def _arrays(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yield the name of a tensor, that of an array of it, and the array."""
+    for source in names:
+        for name, array in _stored(source, checkpoint[source]):
+            yield source, name, array
 
 
 def _stored(name: str, loaded: Loaded) -> Iterator[tuple[str, torch.Tensor]]:

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ from tile_types.errors import CheckpointError, LadderError
 
 GIVEN: ContextVar[Checkpoint | None] = ContextVar("given", default=None)
 """Quantized tensors of the model that is being loaded, where its files do not have the model's names."""
+
+
+INPUTS = ("input_scale", "input_zero_point", "input_global_scale")
+"""What compressed-tensors and ModelOpt store of activations that are quantized by fixed scales."""
 
 
 @register_quantization_config(METHOD)
@@ -242,6 +247,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             checkpoint, model, {stored[source] for found in wanted.values() for source in found}
         )
         parts = {part.name for _, layer in checkpoint.layers.values() for part in layer.parts.values()}
+        parts |= set(filter(partial(_is_of_inputs, checkpoint), checkpoint.plain))
         named = parts | set(names_in(model, parts))  # transformers compares what its rules make of them
         patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) for name in named}
         ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
@@ -319,6 +325,12 @@ def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> dict[str,
     found = [(name, module) for name, module in model.named_modules() if is_experts(module)]
     kept = [(name, module) for name, module in found if not is_within(name, skipped)]
     return {f"{name}.{stack}": (name, stack) for name, module in kept for stack in stacks(module)}
+
+
+def _is_of_inputs(checkpoint: Checkpoint, name: str) -> bool:
+    """Tell how a tool quantizes the inputs of a quantized layer, which Ladder's layers take as they are."""
+    layer, _, part = name.rpartition(".")
+    return part in INPUTS and f"{layer}.weight" in checkpoint.layers
 
 
 def names_in(model: Any, stored: Iterable[str]) -> dict[str, str]:

@@ -308,7 +308,8 @@ def as_packed(weight: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def as_fp8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     scales = torch.ones([-(-extent // 128) for extent in weight.shape])
-    return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale_inv": scales}
+    scale = torch.tensor(0.5)  # of inputs, which are not quantized here
+    return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale_inv": scales, "input_scale": scale}
 
 
 STORED: dict[str, tuple[Callable[[torch.Tensor], dict[str, torch.Tensor]], dict[str, Any]]] = {
@@ -343,8 +344,11 @@ def store(folder: Path, target: Path, form: str) -> None:
 @pytest.mark.parametrize("form", STORED)
 def test_models_of_other_tools(folder: Path, tmp_path: Path, form: str) -> None:
     store(folder, tmp_path / "stored", form)
-    model = load_pretrained(transformers.AutoModelForCausalLM, tmp_path / "stored").eval()
-    layers = quantized_layers(model)
+    model, info = load_pretrained(
+        transformers.AutoModelForCausalLM, tmp_path / "stored", output_loading_info=True
+    )
+    assert not any(info.values()), "nothing is reported as missing or unexpected"
+    layers = quantized_layers(model.eval())
     assert len(layers) == 14
     checkpoint = ladder.load_checkpoint(tmp_path / "stored")
     for name, layer in layers.items():
