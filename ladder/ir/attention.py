@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ladder.ir.attention_row import operand_names
@@ -96,9 +96,11 @@ class Attention:
         ]
 
 
-def as_attention(graph: Graph, node: Node) -> Attention:
+def as_attention(graph: Graph, node: Node, types: Sequence[str] = FLOATS, *, alike: bool = True) -> Attention:
     """Return the problem that an ``attention`` node is.
 
+    types: Of q that a device multiplies.
+    alike: Whether heads of values must have as many elements as those of keys.
     Raises ShapeError, DTypeError if it is none; the message says why.
     """
     given = node_attributes(node)
@@ -106,24 +108,24 @@ def as_attention(graph: Graph, node: Node) -> Attention:
         name: graph.tile(value)
         for name, value in zip(operand_names(len(node.inputs), given), node.inputs, strict=True)
     }
-    types = {name: tile.ttype.name for name, tile in tiles.items()}
+    named = {name: tile.ttype.name for name, tile in tiles.items()}
     q, k, v = (tiles[name].shape for name in "qkv")
     heads, kv_heads, size = q[-3], k[-3], q[-1]
     if len(q) != 4 or not (isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(size, int)):
         raise ShapeError("it needs four axes, and known heads and sizes")
-    if k != v or heads % kv_heads:
+    if k[:-1] != v[:-1] or (alike and k != v) or heads % kv_heads:
         raise ShapeError("keys and values differ in shape, or heads are no groups")
-    if types["q"] not in FLOATS or types["k"] != types["v"]:
-        raise DTypeError(f"it is of {types['q']}, {types['k']} and {types['v']}")
-    scaled = "k_scale" in types
-    if scaled != (types["k"] in CODES) or not (scaled or types["k"] == types["q"]):
-        raise DTypeError(f"keys are {types['k']} where q is {types['q']}")
-    mask, position = types.get("mask", ""), types.get("position", "")
+    if named["q"] not in types or named["k"] != named["v"]:
+        raise DTypeError(f"it is of {named['q']}, {named['k']} and {named['v']}")
+    scaled = "k_scale" in named
+    if scaled != (named["k"] in CODES) or not (scaled or named["k"] == named["q"]):
+        raise DTypeError(f"keys are {named['k']} where q is {named['q']}")
+    mask, position = named.get("mask", ""), named.get("position", "")
     if (mask and mask not in MASKS) or (mask == "bool") != bool(given["choose"]):
         raise DTypeError(f"its mask is of {mask}")
     scale = float(size) ** -0.5 if given["scale"] is None else float(given["scale"])
     how = given["reach"], given["causal"], scale, given["strict"]
-    return Attention(heads, kv_heads, size, types["q"], types["k"], mask, position, *how)
+    return Attention(heads, kv_heads, size, named["q"], named["k"], mask, position, *how)
 
 
 def open_extents(graph: Graph, node: Node) -> tuple[object, object, object]:

@@ -58,6 +58,22 @@ def tensor(name: str, shape: Sequence[Expr], dtype: str, align: int = 16) -> Any
     return I.match_buffer(handle, tuple(shape), dtype, align=align)
 
 
+class Strided:
+    """A tensor argument of any strides, which calls show; it is read once `open` was called."""
+
+    def __init__(self, name: str, shape: Sequence[Expr], dtype: str, align: int) -> None:
+        self.strides = [symbol(f"{name}_{axis}") for axis in range(len(shape))]
+        handle = I.arg(f"{name}_handle", I.handle())
+        self.given = I.match_buffer(handle, tuple(shape), dtype, strides=self.strides, align=align)
+
+    def open(self) -> None:
+        """Emit the view of all elements, after the last argument."""
+        self.flat = I.decl_buffer(((1 << 31) - 1,), self.given.dtype, data=self.given.data)
+
+    def __getitem__(self, indices: Sequence[Expr]) -> Expr:
+        return self.flat[sum(at * stride for at, stride in zip(indices, self.strides, strict=True))]
+
+
 def device(min_blocks: int = 0) -> None:
     """End the host part: what follows runs on the GPU.
 

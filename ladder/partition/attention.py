@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 from ladder.ir.attention import Attention, as_attention, open_extents
@@ -17,11 +18,51 @@ OPEN = "sizes are open: each call takes the kernel, or torch's, that is predicte
 
 def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
     """Return the part of an ``attention`` node: kind ``attention``, or ``library`` and why it is torch's."""
+    if on_cpu(graph, node, device) is not None:
+        return part_of("attention", graph, node, FEW)
     reason = refusal(graph, node, device)
     kind, text = ("library", f"torch's: {reason}") if reason else ("attention", "")
     if kind == "attention" and device is not None:
         text = OPEN if is_open(graph, node) else chosen(graph, node, device)[1].reason
     return part_of(kind, graph, node, text)
+
+
+FEW = "by a kernel where scores are few, else by torch's"
+
+MOST_PACKED, SCORED = 1 << 16, 60
+"""Elements of keys and values up to which attention on a CPU is ours: packing them takes longer than what
+torch's takes beside its products. Of products, by which torch's is a little faster, so many count as one."""
+
+WIDEST = 256
+"""Elements of a value's head, whose vectors are unrolled."""
+
+
+def on_cpu(graph: Graph, node: Node, device: TileDevice | None) -> Attention | None:
+    """Return the problem that a kernel of a CPU computes; None if there is none."""
+    if device is None or device.kind != "llvm":
+        return None
+    try:
+        form = as_attention(graph, node, ("float32",), alike=False)
+    except LadderError:
+        return None
+    q, k, *rest = (graph.tile(value).shape for value in node.inputs)
+    plain = not form.position and form.mask in ("", "bool", "float32")
+    masked = all(mask[-1:] == k[-2:-1] for mask in rest[1:])
+    if not plain or not masked or q[0] != k[0] or not isinstance(rest[0][-1], int) or rest[0][-1] > WIDEST:
+        return None
+    sizes = [extent for extent in (q[0], q[-2], k[-2]) if isinstance(extent, int)]
+    return form if len(sizes) < 3 or are_few(form, sizes, rest[0][-1]) else None
+
+
+def are_few(form: Attention, sizes: Sequence[int], width: int) -> bool:
+    """Tell whether a kernel of a CPU is faster than torch's for batch, tokens and keys, none of which is 0.
+
+    width: Elements of a value's head.
+    """
+    batch, tokens, keys = sizes
+    packed = batch * keys * (form.size + width)
+    products = packed * tokens * form.heads
+    return products > 0 and packed * form.kv_heads + products // SCORED <= MOST_PACKED
 
 
 def refusal(graph: Graph, node: Node, device: TileDevice | None) -> str:

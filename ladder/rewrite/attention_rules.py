@@ -112,8 +112,13 @@ def _keep_codes(match: Match) -> str | None:
     return _rebuilt(match, given)
 
 
-ATTENTION_FORMS: Rules = (
+TURNED: Rules = (
     Rule("heads behind tokens", pattern("transpose", pattern("attention", name="inner")), _turn),
+)
+"""For kernels that write a token's heads side by side."""
+
+ATTENTION_FORMS: Rules = (
+    *TURNED,
     Rule("positions for masks", pattern("attention"), _place),
     Rule("codes of keys", pattern("attention"), _keep_codes),
 )

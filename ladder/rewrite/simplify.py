@@ -5,7 +5,7 @@ from __future__ import annotations
 from ladder.ir.graph import Graph
 from ladder.rewrite.attention_layout import QUERY_LAYOUT
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
-from ladder.rewrite.attention_rules import ATTENTION_FORMS
+from ladder.rewrite.attention_rules import ATTENTION_FORMS, TURNED
 from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS, ROWS_OF_PRODUCTS
 from ladder.rewrite.convolution_rules import (
     CHANNEL_GROUPS,
@@ -64,6 +64,8 @@ ATTENTION = (
     Pass("merge equal masks", merge_equal),
 )
 
+TURNING = rewriting("attention writes a token's heads side by side", TURNED)
+
 IMAGES = (rewriting("few channels", FEW_CHANNELS),)
 
 
@@ -78,7 +80,8 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     alone = sum(node.operator == "contract" for node in graph.nodes) == 1
     channels = ordering(OURS_LAST if nvidia else lone(device) if alone else CHANNELS_LAST)
     passes = (*FOLDING, *matches, *GROUPS, channels, *LAST, *(ATTENTION if ours else ()))
-    return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))
+    turning = (TURNING,) if device is not None and device.kind == "llvm" else ()
+    return run_passes(graph, (*passes, *(IMAGES if nvidia else turning)))
 
 
 def ordering(convolutions: Rules) -> Pass:

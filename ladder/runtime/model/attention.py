@@ -13,7 +13,7 @@ from ladder.ir.attention import AXES, Attention, as_attention
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.partition.attention import chosen, is_open, served
+from ladder.partition.attention import chosen, is_open, on_cpu, served
 from ladder.runtime.build import Job, function_job
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.memory import rounded_up
@@ -63,6 +63,8 @@ def node_of(graph: Graph) -> Node:
 def attention_jobs(graph: Graph, device: TileDevice) -> list[Job]:
     """Return the kernels that a part wants: one, or where sizes are open those that serve it."""
     node = node_of(graph)
+    if device.kind == "llvm":
+        return [_cpu_job(graph, device)]
     if not is_open(graph, node):
         return [attention_job(graph, device)]
     form, schedules = served(graph, node, device)
@@ -84,6 +86,22 @@ def _job(form: Attention, schedule: AnySchedule, device: TileDevice) -> Job:
         return resolve(ATTENTION, "target kind", device.kind)(form, device, schedule, name)
 
     return function_job({"attention": str(form), "schedule": str(schedule)}, name, device, emit)
+
+
+def _cpu_job(graph: Graph, device: TileDevice) -> Job:
+    """Return the kernel of a CPU: one per problem serves all sizes."""
+    node = node_of(graph)
+    form, width = on_cpu(graph, node, device), int(str(graph.tile(node.inputs[2]).shape[-1]))
+    assert form is not None  # or the part were torch's
+    facts = {"attention": str(form), "width": width, "turned": node_attributes(node)["turned"]}
+    name = f"ladder_attention_{hashlib.sha256(repr(facts).encode()).hexdigest()[:10]}"
+
+    def emit(name: str) -> Any:
+        from ladder.lower.cpu.attention import emit_attention
+
+        return emit_attention(form, width, facts["turned"], name)
+
+    return function_job(facts, name, device, emit)
 
 
 Call = Callable[..., torch.Tensor]

@@ -19,7 +19,7 @@ from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
 from ladder.runtime.model.memory import contiguous
-from ladder.runtime.model.native_parts import bind_elements, bind_fourier
+from ladder.runtime.model.native_parts import bind_attention, bind_elements, bind_fourier
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.ordered import Keep, Ordered
 from ladder.runtime.model.plan import PlanStep
@@ -135,6 +135,8 @@ def _rows_of_constants(
 
 
 def _bind_attention(memory: Workspace, step: PlanStep) -> Bound:
+    if memory.owner.where.type == "cpu":
+        return bind_attention(memory, step)
     entries = [memory.owner.kernels[name] for name in step.entry.split()]
     call = attention_call(entries, step.part.graph, get_device(target_of(memory.owner.where)))
     reads, value = memory.reads(step), step.part.outputs[0]

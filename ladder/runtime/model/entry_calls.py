@@ -25,10 +25,12 @@ class Operand:
 
     value: Of the plan.
     shape: That the kernel has for it; None for its own.
+    strided: Whether the kernel takes any strides.
     """
 
     value: str
     shape: tuple[int, ...] | None = None
+    strided: bool = False
 
     def seen(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor in the kernel's shape: numbers have one axis there."""
@@ -76,11 +78,12 @@ def bind_entry(
     out: What it writes: buffers of the plan, new tensors, or a tensor that stays; none of them empty.
     """
     arguments: list[Any] = [*first]
-    moving: list[tuple[int, int, Any]] = []
+    moving: list[tuple[int, int, Any, bool]] = []
     for operand in operands:
         known = _known(memory, operand)
         if known is None:
-            moving.append((len(arguments), memory.slot[operand.value], _view_of(memory, operand)))
+            view = _view_of(memory, operand)
+            moving.append((len(arguments), memory.slot[operand.value], view, operand.strided))
         arguments.append(known)
     made = []
     for operand in out:
@@ -97,10 +100,10 @@ def bind_entry(
 def _partly_known(entry: Any, known: list[Any], moving: Sequence[Any], made: Sequence[Any]) -> Bound:
     def run(slots: Slots) -> None:
         arguments = known.copy()
-        for at, slot, view in moving:
+        for at, slot, view, strided in moving:
             x = slots[slot]
             begin = x.data_ptr()  # 0 where there are no elements
-            if not begin or begin % ALIGNMENT or not x.is_contiguous():
+            if not strided and (not begin or begin % ALIGNMENT or not x.is_contiguous()):
                 x = ready(x)
             arguments[at] = x if view is None else view(x)
         for at, slot, target, view in made:
@@ -122,6 +125,6 @@ def _known(memory: Workspace, operand: Any) -> Any:
     if isinstance(operand, torch.Tensor):
         return from_dlpack(operand)
     found = memory.known(operand.value)
-    if found is None or not lies_well(found):
+    if found is None or not (operand.strided or lies_well(found)):
         return None
     return from_dlpack(operand.seen(found.detach()))

@@ -1,4 +1,4 @@
-"""Gathers, scatters and transforms of frames as steps: kernels of ours, whose arguments are bound once."""
+"""Gathers, scatters, attention and transforms of frames as steps on CPUs, whose arguments are bound once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import torch
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
+from ladder.partition.attention import are_few, on_cpu
 from ladder.partition.native_parts import KINDS, axis_of, length_of, operand
 from ladder.partition.subgraphs import call_of
 from ladder.runtime import native
 from ladder.runtime.build import Job
+from ladder.runtime.compile import target_of
+from ladder.runtime.model.attention import node_of
 from ladder.runtime.model.codes import by_torch
 from ladder.runtime.model.entry_calls import Operand, bind_entry
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
-from targets import TileDevice
+from targets import TileDevice, get_device
 
 
 def elements_job(graph: Graph, device: TileDevice) -> Job:
@@ -56,6 +59,24 @@ def bind_elements(memory: Workspace, step: PlanStep) -> Bound:
             checked(slots)
 
     return run
+
+
+def bind_attention(memory: Workspace, step: PlanStep) -> Bound:
+    """Return the call of a kernel; torch's is called where there are many scores, or none."""
+    graph, plan = step.part.graph, memory.owner.plan
+    node, outside = node_of(graph), step.part.outside
+    device = get_device(target_of(memory.owner.where))
+    form, read = on_cpu(graph, node, device), [outside[value] for value in node.inputs]
+    if form is None or not memory.settles(step):
+        return by_torch(memory, step)
+    q, k, v, *masks = (memory.now.numbers(plan.tiles[value].shape)() for value in read)
+    if not are_few(form, (q[0], q[-2], k[-2]), v[-1]):
+        return by_torch(memory, step)
+    operands = [Operand(value, strided=True) for value in read[:3]]
+    operands += [Operand(read[3], (1,) * (4 - len(mask)) + mask) for mask in masks]
+    return bind_entry(
+        memory, memory.owner.kernels[step.entry], (), operands, (Operand(step.part.outputs[0]),)
+    )
 
 
 def fourier_job(graph: Graph, device: TileDevice) -> Job:
