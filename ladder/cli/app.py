@@ -137,7 +137,10 @@ def explain(
     """Show how a program is captured, or how a product is compiled: for every M, or one stage of one."""
     from ladder.cli.explain import explain_program, explain_stage, explain_summary
     from ladder.cli.problem import Problem
+    from tile_types.errors import ParseError
 
+    if stage if program else guards:
+        raise ParseError("--stage is of a product, --guards of a program python:module:function")
     problem = Problem(weight, activation, group_size, m, n, k, zero, bias, _names(epilogue), output, target)
     with console.progress() as step:
         step(f"compiling for {target}")

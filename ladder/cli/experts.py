@@ -20,6 +20,7 @@ from ladder.runtime.compile import ANY_M
 from ladder.runtime.experts import host_ranges
 from schedules.schedule import Plan
 from tile_types.arrays import torch_dtype
+from tile_types.errors import ParseError
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,8 @@ def run_experts(problem: Problem, *, check: bool = True, step: Progress = silent
     """
     from ladder.cli.gemm import compiled_report
 
+    if not problem.device.is_gpu:
+        raise ParseError("a launch of several experts' products is a kernel of GPUs: name one as --target")
     step(f"compiling for {problem.device.name}")
     start = time.perf_counter()
     lowered = operator_of(problem).lower(problem.device).serving(problem.m)

@@ -91,7 +91,8 @@ def run_first(
     Raises ArtifactError if the file cannot be written.
     """
     target = target or target_here()
-    reason = why_not_here(get_device(target))
+    device = get_device(target)
+    reason = why_not_here(device) if device.is_gpu else f"{device.name} is no GPU"
     if reason:
         raise DeviceError(f"nothing can run: {reason}")
     require_writable(path)

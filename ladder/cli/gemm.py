@@ -24,6 +24,7 @@ from schedules.cost import minimum_bytes
 from targets import TileDevice
 from tile_types import QuantizedTensor
 from tile_types.arrays import torch_dtype
+from tile_types.errors import ParseError
 
 SIXTEEN_BIT = ("float16", "bfloat16", "float32")
 INT4_PACK_GROUPS = (32, 64, 128, 256)
@@ -115,6 +116,8 @@ def run_gemm(
     step: Called with what is being done.
     Raises LadderError if the problem cannot be, or a compiler is missing or fails.
     """
+    if problem.masked and not problem.experts:
+        raise ParseError("--masked says how the tokens of experts lie: give --experts too")
     if problem.experts:
         from ladder.cli.experts import run_experts
 

@@ -81,7 +81,8 @@ class PackedWeight:
     family
         ``"cuda"`` or ``"cpu"``.
     arrays
-        Tensors by name, in the order in which the kernel takes them.
+        Tensors by name, in the order in which the kernel takes them. On CPUs they become views with a storage
+        of their own: pickling for another process moves it to shared memory, and kernels keep theirs.
     order
         `own_order` of the device.
     """
@@ -95,9 +96,13 @@ class PackedWeight:
     """Layout that operators compare before they use this weight; see `layout_of`."""
     tensors: list[torch.Tensor] = field(init=False, repr=False)
     """The arrays as the kernel takes them."""
+    owners: list[torch.Tensor] = field(init=False, repr=False)
+    """The tensors whose memory the arrays are."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", layout_of(self.gemm, self.family, self.order))
+        object.__setattr__(self, "owners", list(self.arrays.values()))
+        object.__setattr__(self, "arrays", {name: _viewed(each) for name, each in self.arrays.items()})
         object.__setattr__(self, "tensors", list(self.arrays.values()))
 
     @property
@@ -115,7 +120,7 @@ class PackedWeight:
         """The arrays as ``tvm_ffi`` tensors: converted once, they cost a call nothing."""
         import tvm_ffi
 
-        return tuple(tvm_ffi.from_dlpack(array) for array in self.tensors)
+        return tuple(map(tvm_ffi.from_dlpack, self.owners))
 
     @cached_property
     def calls(self) -> dict[Any, Any]:
@@ -179,6 +184,14 @@ class PackedWeight:
             )
         ordered = {name: arrays[name] for name in fields["order"]}
         return cls(gemm_from_dict(fields["gemm"]), fields["family"], ordered, str(fields.get("bits", "")))
+
+
+def _viewed(array: torch.Tensor) -> torch.Tensor:
+    """Return a view of a CPU's memory that has a storage of its own; other tensors as they are."""
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    return from_dlpack(array) if type(array) is torch.Tensor and array.is_cpu else array
 
 
 def _restored(description: str, kept: Mapping[str, Any]) -> PackedWeight:

@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
@@ -466,6 +467,17 @@ def test_module_copies_and_pickles(weight: str, dtype: torch.dtype) -> None:
         again.load_state_dict(module.state_dict())
         assert torch.equal(again(x), module(x))
     assert module._matmul.gemm.weight in repr(module)
+
+
+def test_kernels_keep_their_memory_where_a_module_goes_to_another_process() -> None:
+    """Torch moves what it pickles for one to shared memory, in place, and frees what it was in."""
+    module, x = ladder.Linear.from_linear(layer(torch.float32), "int4"), matrix(2, K)
+    expected = module(x)
+    ForkingPickler.dumps(module)
+    assert all(buffer.is_shared() for buffer in module.buffers())
+    filled = [torch.full_like(buffer, 3) for buffer in module.buffers() for _ in range(50)]
+    assert torch.equal(module(x), expected)
+    del filled
 
 
 def test_autocast_converts_the_input() -> None:

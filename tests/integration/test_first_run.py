@@ -75,6 +75,11 @@ def test_first_run_writes_what_every_kernel_gave(
     assert len(clean.launches) == 3 * 2
 
 
+def test_first_run_takes_gpus_only(tmp_path: Path) -> None:
+    with pytest.raises(ladder.DeviceError, match="is no GPU"):
+        first_run.run_first(tmp_path / "report.json", "cpu")
+
+
 def test_gemm_runs_on_the_gpu(clean: Stub) -> None:
     words = ["gemm", "--target", TARGET, "--weight", "nf4", "-m", "5", "-n", "40", "-k", "96"]
     done = CliRunner().invoke(app, [*words, "--group-size", "32", "--bias", "--json"])
