@@ -13,7 +13,9 @@ from schedules.row_panels import registers_of
 from targets import TileDevice
 from tile_types.errors import ShapeError
 
-KINDS: Mapping[str, str] = {"onnx.GatherElements": "gather", "onnx.ScatterElements": "scatter"}
+KINDS: Mapping[str, str] = {
+    "onnx.GatherElements": "gather", "onnx.ScatterElements": "scatter", "onnx.ScatterND": "scatter_rows",
+}  # fmt: skip
 """Calls -> the kernel of `ladder.lower.cpu.elements`."""
 
 TYPES, NUMBERS = ("float32", "int32", "int64", "uint8", "int8"), ("int32", "int64")
@@ -26,12 +28,16 @@ def elements_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgra
     if target not in KINDS or device is None or device.kind != "llvm" or len(set(node.inputs)) < 2:
         return None
     tiles = [graph.tile(value) for value in node.inputs]
-    axis, given = axis_of(graph, node), operator_attributes(node)
-    shapes = [[*t.shape[:axis], *t.shape[axis + 1 :]] for t in tiles]
-    plain = given.get("reduction", b"none") in (b"none", "none") and len(tiles[0].shape) > axis
-    if not plain or any(shape != shapes[0] for shape in shapes):
-        return None
-    if tiles[0].ttype.name not in TYPES or tiles[1].ttype.name not in NUMBERS:
+    axis, plain = (
+        axis_of(graph, node),
+        operator_attributes(node).get("reduction", b"none") in (b"none", "none"),
+    )
+    if target == "onnx.ScatterND":
+        plain = plain and 0 < depth_of(graph, node) <= len(tiles[0].shape)
+    else:
+        shapes = [[*t.shape[:axis], *t.shape[axis + 1 :]] for t in tiles]
+        plain = plain and len(tiles[0].shape) > axis and all(shape == shapes[0] for shape in shapes)
+    if not plain or tiles[0].ttype.name not in TYPES or tiles[1].ttype.name not in NUMBERS:
         return None
     return part_of("elements", graph, node)
 
@@ -45,6 +51,12 @@ def axis_of(graph: Graph, node: Node) -> int:
     """Return the axis along which elements are numbered."""
     rank = max(len(graph.tile(node.inputs[0]).shape), 1)
     return int(operator_attributes(node).get("axis", 0)) % rank
+
+
+def depth_of(graph: Graph, node: Node) -> int:
+    """Return how many numbers name a row of ``ScatterND``; 0 where that is open."""
+    last = graph.tile(node.inputs[1]).shape[-1:]
+    return last[0] if last and isinstance(last[0], int) else 0
 
 
 SHORTEST, LONGEST = 16, 4096

@@ -13,7 +13,7 @@ import ladder
 RANDOM = np.random.default_rng(3)
 
 
-def model_of(operator: str, given: dict[str, np.ndarray], axis: int) -> onnx.ModelProto:
+def model_of(operator: str, given: dict[str, np.ndarray], axis: int | None) -> onnx.ModelProto:
     """Return a model of one node, all of whose operands are inputs; their second axis is open."""
     infos = []
     for name, x in given.items():
@@ -22,7 +22,7 @@ def model_of(operator: str, given: dict[str, np.ndarray], axis: int) -> onnx.Mod
         infos.append(helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), shape))
     code = helper.np_dtype_to_tensor_dtype(given["x"].dtype)
     result = helper.make_tensor_value_info("y", code, None)
-    node = helper.make_node(operator, list(given), ["y"], axis=axis)
+    node = helper.make_node(operator, list(given), ["y"], **({} if axis is None else {"axis": axis}))
     graph = helper.make_graph([node], "one", infos, [result])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
@@ -60,6 +60,23 @@ def test_places_along_an_axis(axis: int) -> None:
     np.put_along_axis(wanted, ids.astype(np.int64), new, axis)
     assert "ladder onnx.ScatterElements" in plan
     assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("float32", 1), ("int64", 2), ("float32", 3)])
+def test_rows_by_several_numbers(kind: str, depth: int) -> None:
+    x = RANDOM.integers(-90, 90, (4, 5, 3)).astype(kind)
+    ids = RANDOM.integers([-n for n in x.shape[:depth]], x.shape[:depth], (2, 6, depth))
+    new = RANDOM.integers(-90, 90, (2, 6, *x.shape[depth:])).astype(kind)
+    given = {"x": x, "ids": ids, "new": new}
+    found, plan = ran(model_of("ScatterND", given, None), given)
+    wanted = x.copy()
+    for place in np.ndindex(2, 6):
+        wanted[tuple(ids[place])] = new[place]
+    assert "ladder onnx.ScatterND" in plan
+    assert np.array_equal(found, wanted)
+    ids[1, 2, 0] = 4
+    with pytest.raises(ladder.LadderError, match="of an axis of 4"):
+        ran(model_of("ScatterND", given, None), given)
 
 
 @pytest.mark.parametrize("number", [5, -6])

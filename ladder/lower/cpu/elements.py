@@ -1,4 +1,4 @@
-"""Elements by number on CPUs: gathers and scatters along one axis, whose numbers are computed.
+"""Elements by number on CPUs: gathers and scatters by computed numbers, along one axis or several first ones.
 
 Numbers count from the end where they are negative. One that lies outside of the axis is told, and read or
 written at a place inside of it.
@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
+from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
@@ -56,6 +57,36 @@ def emit_scatter(kind: str, number: str, name: str) -> Any:
             with b.loop(count) as m, b.loop(inner) as i:
                 place = _place(ids[o, m, i], extent, outside)
                 b.store(out, new[o, m, i], o, place, i)
+    return result.func
+
+
+def emit_scatter_rows(kind: str, number: str, depth: int, name: str) -> Any:
+    """Emit ``(extents..., x, ids, new, out, outside)``: ``out = x``, then ``out[*ids[m]] = new[m]``.
+
+    extents: Of the first ``depth`` axes of x.
+    x, out: ``[rows, width]`` of type ``kind``, these axes as one.
+    ids: ``[M, depth]`` of type ``number``; of equal rows the last one counts.
+    new: ``[M, width]``.
+    outside: int32 ``[1]``: 1 if a number lies outside of its axis, else 0.
+    """
+    with b.function(name) as result:
+        extents = [I.arg(f"extent_{at}", I.int32()) for at in range(depth)]
+        rows, width, count = (b.symbol(s) for s in ("rows", "width", "M"))
+        x = b.tensor("x", [rows, width], kind, align=BYTES[kind])
+        ids = b.tensor("ids", [count, depth], number, align=BYTES[number])
+        new = b.tensor("new", [count, width], kind, align=BYTES[kind])
+        out = b.tensor("out", [rows, width], kind, align=BYTES[kind])
+        outside = b.tensor("outside", [1], "int32", align=4)
+        b.store(outside, T.int32(0), 0)
+        with b.loop(rows) as row, b.loop(width) as i:
+            b.store(out, x[row, i], row, i)
+        with b.loop(count) as m:
+            place: Expr = T.int32(0)
+            for at, extent in enumerate(extents):
+                place = place * extent + _place(ids[m, at], extent, outside)
+            place = b.bind(place)
+            with b.loop(width) as i:
+                b.store(out, new[m, i], place, i)
     return result.func
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +13,7 @@ import torch
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
 from ladder.partition.attention import are_few, on_cpu
-from ladder.partition.native_parts import KINDS, axis_of, length_of, operand
+from ladder.partition.native_parts import KINDS, axis_of, depth_of, length_of, operand
 from ladder.partition.subgraphs import call_of
 from ladder.runtime import native
 from ladder.runtime.build import Job
@@ -28,8 +30,10 @@ def elements_job(graph: Graph, device: TileDevice) -> Job:
     """Return the kernel of a part: one of each kind and types serves all sizes and models."""
     node = call_of(graph)
     kind = KINDS[str(node_attributes(node)["target"])]
-    types = [graph.tile(value).ttype.name for value in node.inputs[:2]]
-    return native.native_job(device, "elements", kind, *types)
+    facts: list[Any] = [graph.tile(value).ttype.name for value in node.inputs[:2]]
+    if kind == "scatter_rows":
+        facts.append(depth_of(graph, node))
+    return native.native_job(device, "elements", kind, *facts)
 
 
 def bind_elements(memory: Workspace, step: PlanStep) -> Bound:
@@ -43,14 +47,10 @@ def bind_elements(memory: Workspace, step: PlanStep) -> Bound:
     shapes = {value: memory.now.numbers(plan.tiles[value].shape)() for value in (*read, made)}
     if not all(map(prod, shapes.values())):
         return checked
-    axis, told = axis_of(graph, node), torch.zeros(1, dtype=torch.int32)
-
-    def seen(value: str) -> Operand:
-        shape = shapes[value]
-        return Operand(value, (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])))
-
+    told = torch.zeros(1, dtype=torch.int32)
+    first, operands = _elements(graph, read, made, shapes)
     entry = memory.owner.kernels[step.entry]
-    call = bind_entry(memory, entry, (), [seen(value) for value in read], (seen(made), told))
+    call = bind_entry(memory, entry, first, operands[:-1], (operands[-1], told))
     outside_of_axis = told.numpy()
 
     def run(slots: Slots) -> None:
@@ -59,6 +59,26 @@ def bind_elements(memory: Workspace, step: PlanStep) -> Bound:
             checked(slots)
 
     return run
+
+
+def _elements(
+    graph: Graph, read: Sequence[str], made: str, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[int, ...], list[Operand]]:
+    """Return the numbers that a kernel of elements takes, and its operands, the result as the last."""
+    node, whole = call_of(graph), shapes[made]
+    if node_attributes(node)["target"] == "onnx.ScatterND":
+        depth = depth_of(graph, node)
+        rows, places = (prod(whole[:depth]), prod(whole[depth:])), shapes[read[1]]
+        new = Operand(read[2], (prod(places[:-1]), rows[1]))
+        return whole[:depth], [
+            Operand(read[0], rows),
+            Operand(read[1], (-1, depth)),
+            new,
+            Operand(made, rows),
+        ]
+    axis = axis_of(graph, node)
+    seen = [(value, shapes[value]) for value in (*read, made)]
+    return (), [Operand(name, (prod(s[:axis]), s[axis], prod(s[axis + 1 :]))) for name, s in seen]
 
 
 def bind_attention(memory: Workspace, step: PlanStep) -> Bound:
