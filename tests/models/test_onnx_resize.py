@@ -73,3 +73,39 @@ def test_an_infinite_element_reaches_no_farther_than_its_weights(
     assert bool(away[..., :2].all())
     assert bool(away[..., -2:].all())
     assert not bool(away.all())
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 6), (2, 3, 6, 5), (1, 2, 4, 3, 6), (1, 1, 300, 4)], ids=str)
+@pytest.mark.parametrize("scale", [2.0, 0.5, 1.5, 0.2])
+@pytest.mark.parametrize("how", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+def test_linear_in_all_axes(
+    how: str, scale: float, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's function computes what has its coordinates, and is as precise."""
+    sizes = np.array([*shape[:2], *(max(1, int(n * scale)) for n in shape[2:])])
+    calls: list[bool] = []
+    function = torch.nn.functional.interpolate
+    monkeypatch.setattr(
+        torch.nn.functional,
+        "interpolate",
+        lambda *args, **named: calls.append(True) or function(*args, **named),
+    )
+    operands = onnx.numpy_helper.from_array(sizes, "sizes")
+    node = helper.make_node(
+        "Resize", ["x", "", "", "sizes"], ["y"], mode="linear", coordinate_transformation_mode=how
+    )
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node],
+        "resize",
+        [info("x", TensorProto.FLOAT, shape)],
+        [info("y", TensorProto.FLOAT, None)],
+        [operands],
+    )
+    written = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    x = torch.randn(shape)
+    (wanted,) = ReferenceEvaluator(written).run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(ladder.compile(written)(x).numpy(), wanted, rtol=0, atol=3e-6)
+    single = how == "pytorch_half_pixel" and 1 in sizes[2:]
+    wide = shape[2] == 300 and (how == "align_corners" or scale != 2)
+    assert bool(calls) == (how != "asymmetric" and not single and not wide)

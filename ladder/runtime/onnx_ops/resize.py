@@ -125,16 +125,50 @@ def _resampled(op: Operation, x: Any, axis: int, places: Any, scale: float) -> A
     return total
 
 
+CORNERS = {"half_pixel": False, "pytorch_half_pixel": False, "align_corners": True}
+"""Coordinates that torch's function has -> its name for them."""
+
+LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
+"""Rank -> torch's mode."""
+
+NARROW = 256
+"""Extent up to which coordinates in float32, as torch has them, give weights within 2e-5."""
+
+
+def _is_torchs(op: Operation, x: Any, axes: Sequence[int], targets: Sequence[tuple[int, float]]) -> bool:
+    """Tell whether torch's function gives the result: linear, of all axes behind two, at its coordinates."""
+    how = op.get("coordinate_transformation_mode", "half_pixel")
+    linear = op.get("mode") == "linear" and how in CORNERS
+    if not linear or op.get("antialias", 0) or op.get("exclude_outside", 0) or x.ndim not in LINEAR:
+        return False
+
+    def fits(axis: int, out: int, scale: float) -> bool:
+        extent = x.shape[axis]
+        if axis < 2 or not extent:
+            return out == extent and scale == 1 and extent > 0
+        whole = abs(out - scale * extent) < 1e-9 * out
+        precise = extent <= NARROW or (how != "align_corners" and scale in (2, 4, 8))
+        return whole and precise and out > (how == "pytorch_half_pixel")
+
+    moved = {axis for axis, _ in zip(axes, targets, strict=True) if axis > 1}
+    return len(moved) == x.ndim - 2 and all(
+        fits(axis, *target) for axis, target in zip(axes, targets, strict=True)
+    )
+
+
 def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
     """Resize; axes one after the other."""
     axes = [axis % x.ndim for axis in op.get("axes") or range(x.ndim)]
     mode, how = op.get("mode", "nearest"), op.get("coordinate_transformation_mode", "half_pixel")
     dtype, outside = x.dtype, []
     work = x if mode == "nearest" else x.double() if x.dtype == torch.float64 else x.float()
-    regions = _roi(op, roi, axes)
-    for axis, (out, scale), (begin, end) in zip(
-        axes, _targets(op, x, scales, sizes, axes), regions, strict=True
-    ):
+    regions, targets = _roi(op, roi, axes), _targets(op, x, scales, sizes, axes)
+    if _is_torchs(op, work, axes, targets):
+        shape = [out for axis, (out, _) in sorted(zip(axes, targets, strict=True)) if axis > 1]
+        kind, corners = LINEAR[work.ndim], CORNERS[how]
+        work = torch.nn.functional.interpolate(work, shape, mode=kind, align_corners=corners)
+        return work if work.dtype == dtype else _back(work, dtype)
+    for axis, (out, scale), (begin, end) in zip(axes, targets, regions, strict=True):
         extent = x.shape[axis]
         if out == extent and scale == 1 and how != "tf_crop_and_resize":
             continue
