@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Any, Self
 
 import torch
@@ -169,17 +168,9 @@ class GroupedMatmul:
             x, token_scale = operator.with_token_scale(x, self.gemm)
         watched = operator.needs_dispatch(x) or operator.wants_gradient(x, bias, token_scale)
         call = experts.grouped_matmul if watched else experts.multiply
-        named = x.dim() == 3 and not self.gemm.masked
-        request = _of_slots(self.request, len(x)) if named else self.request
-        return call(x, packed.tensors, ranges, bias, token_scale, expected, request.text)
+        return call(x, packed.tensors, ranges, bias, token_scale, expected, self.request.text)
 
     def lower(self, target: str | TileDevice | None = None) -> Lowered:
         """Return every stage of the compilation for a target; see `ladder.api.lowered.Lowered`."""
         name = get_device(target).name if target is not None else self.request.device
         return Lowered(Request(self.gemm, name or get_device("cpu").name, self.request.plan))
-
-
-@cache
-def _of_slots(request: Request, count: int) -> Request:
-    """Return the same product of so many slots that name their experts."""
-    return replace(request, gemm=replace(request.gemm, slots=count))

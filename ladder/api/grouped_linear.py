@@ -19,6 +19,9 @@ from tile_types.shards import ROWS, shard
 class Stack(GroupedMatmul):
     """`GroupedMatmul` of matrices that lie below each other in one ``[E * N, K]``."""
 
+    biased: Stack
+    """The same product with a bias; it takes the same packed weights."""
+
     def pack(self, weights: Any, device: torch.device | str | None = None) -> PackedWeight:
         """Pack the matrix of all experts."""
         experts = self.gemm.experts
@@ -66,15 +69,21 @@ class GroupedLinear(Linear):
         module._fill(weight, bias)
         return module
 
-    def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return ``[T, N]`` for ``x[T, K]``, rows ``offsets[e]`` to ``offsets[e + 1]`` being expert e's.
 
         For ``x[S, M, K]`` the offsets are the experts ``[S]`` of slots instead. Rows that belong to no expert
-        are not written.
+        are not written. A layer without a bias of its own takes one ``[E, N]``.
         """
         if self._packed is None:
             raise LadderError("this module has no weight yet: call load_state_dict or set_weight first")
-        return self._matmul(x, self._packed, offsets, self.bias)
+        matmul: Any = self._matmul
+        if bias is not None:
+            matmul = matmul.biased
+        result: torch.Tensor = matmul(x, self._packed, offsets, self.bias if bias is None else bias)
+        return result
 
     def shard(self, *_: Any, **__: Any) -> None:
         """Refuse: `ladder.integrations.distributed.shard_experts` cuts experts' matrices.
@@ -89,7 +98,9 @@ class GroupedLinear(Linear):
     def _operator(self, bias: bool) -> Any:
         """Return the product in the current dtype."""
         gemm = replace(super()._operator(bias).gemm, experts=self.experts)
-        return Stack.of(gemm)
+        operator = Stack.of(gemm)
+        operator.biased = Stack.of(replace(gemm, bias=True))
+        return operator
 
 
 def mixture(

@@ -145,12 +145,8 @@ def _with_bias(module: Any, name: str) -> Callable[[torch.Tensor, torch.Tensor],
     layer = getattr(module, HOME)[name]
 
     def call(x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-        rows: torch.Tensor = layer(x, offsets)
-        if getattr(module, "has_bias", False):
-            of = offsets[:, None]
-            if x.dim() == 2:
-                of = torch.searchsorted(offsets[1:], torch.arange(len(x), device=x.device), right=True)
-            rows = rows + getattr(module, f"{name}_bias")[of.clamp(max=module.num_experts - 1)]
+        bias = getattr(module, f"{name}_bias") if getattr(module, "has_bias", False) else None
+        rows: torch.Tensor = layer(x, offsets, bias)
         behind = name == DOWN and getattr(module, "has_post_expert_norm", False)  # not in 5.17
         return module.post_expert_norm(rows) if behind else rows
 

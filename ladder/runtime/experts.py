@@ -105,6 +105,8 @@ def multiply(
 
     ``expected`` is the number of tokens per expert that the kernel is chosen for; 0: the mean.
     """
+    if x.dim() == 3 and not Request.parse(request).gemm.masked:
+        request = of_slots(request, len(x))
     gemm = Request.parse(request).gemm
     check_operands(gemm, x, ranges, bias, token_scale)
     y = torch.empty((*x.shape[:-1], gemm.columns), dtype=torch_dtype(gemm.output), device=x.device)
@@ -188,6 +190,13 @@ def host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int
         slot = tokens // gemm.experts
         return [(e, e * slot, e * slot + min(count, slot)) for e, count in enumerate(numbers)]
     return [(e, max(low, 0), min(high, tokens)) for e, (low, high) in enumerate(pairwise(numbers))]
+
+
+@cache
+def of_slots(request: str, count: int) -> str:
+    """Return the request for the same product of so many slots that name their experts."""
+    whole = Request.parse(request)
+    return replace(whole, gemm=replace(whole.gemm, slots=count)).text
 
 
 @cache

@@ -11,6 +11,7 @@ from ladder.ir.graph import Graph
 from ladder.partition.gated import gate_between, only_readers, readers_of
 from ladder.partition.subgraphs import Subgraph, call_of
 from ladder.runtime.compile import Request
+from ladder.runtime.experts import of_slots
 from schedules.policy import make_plan
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -38,8 +39,10 @@ def grouped_request(part: Subgraph) -> Request | None:
     given = node_attributes(call_of(part.graph))
     if given["target"] != GROUPED:
         return None
-    request = Request.parse(given["arguments"][-1])
-    return request if request.gemm.slots and request.plan is None else None
+    request, shape = Request.parse(given["arguments"][-1]), call_of(part.graph).tile.shape
+    if len(shape) != 3 or request.gemm.masked or request.plan is not None or not isinstance(shape[0], int):
+        return None
+    return Request.parse(of_slots(request.text, shape[0]))
 
 
 def _gated(
