@@ -208,7 +208,14 @@ def test_graphs_are_recorded_where_copies_cost_less_than_launches(rows: int, rec
     assert bool(graphs) == recorded
 
 
-def test_one_token_of_quantized_experts() -> None:
+def gated(rows: torch.Tensor) -> torch.Tensor:
+    """Return what two halves give, as a kernel's epilogue computes it where one token has the rows."""
+    one, two = rows.chunk(2, -1)
+    return torch.nn.functional.silu(one) * two
+
+
+@pytest.mark.parametrize("gate", [torch.relu, gated])
+def test_one_token_of_quantized_experts(gate: Any) -> None:
     from ladder.api.grouped_linear import GroupedLinear, mixture
 
     experts, width, hidden, chosen = 8, 128, 256, 3
@@ -217,10 +224,10 @@ def test_one_token_of_quantized_experts() -> None:
             ladder.quantize(torch.randn(experts * n, k, device="cuda") / k**0.5, "int4", group_size=64),
             experts, dtype=torch.float16, device="cuda",
         )
-        for n, k in ((hidden, width), (width, hidden))
+        for n, k in ((hidden * (2 if gate is gated else 1), width), (width, hidden))
     )  # fmt: skip
     dense = [layer.canonical.dequantize("float64").cuda().unflatten(0, (experts, -1)) for layer in (up, down)]
-    fast = ladder.compile(lambda x, ids, w: mixture(x, ids, w, up, torch.relu, down))
+    fast = ladder.compile(lambda x, ids, w: mixture(x, ids, w, up, gate, down))
     with torch.no_grad():
         for tokens in (1, 1, 2, 7):
             x = torch.randn(tokens, width, device="cuda").half()
@@ -230,6 +237,6 @@ def test_one_token_of_quantized_experts() -> None:
             for token in range(tokens):
                 for each in range(chosen):
                     first, second = (matrix[ids[token, each]] for matrix in dense)
-                    between = torch.relu(x[token].double() @ first.T)
+                    between = gate(x[token].double() @ first.T)
                     wanted[token] += weights[token, each] * (between @ second.T)
             assert relative_error(fast(x, ids, weights), wanted) < 1e-3
