@@ -120,16 +120,6 @@ class MmaGeometry:
         """Return the scale row in a stage of a granule of its packed tile ``step``."""
         return 0 if self.stage_in_group else step * self.groups.per_tile + granule
 
-    @property
-    def stage_bytes(self) -> int:
-        """Shared memory of a stage."""
-        wide = self.groups.lane == 16
-        scale = (2 if wide and not self.groups.exponents else 4) if self.groups.gemm.scale else 0
-        zero = self.groups.zero_parts * (2 if wide else 1)
-        x: int = self.x_tile.words(self.schedule.tile_m)
-        words = self.row_tiles * self.stage_tiles * self.groups.tile_words + x
-        return 4 * words + self.group_rows * self.schedule.tile_n * (scale + zero)
-
     # ---- results --------------------------------------------------------------------
     @property
     def staged_blocks(self) -> int:
@@ -145,12 +135,6 @@ class MmaGeometry:
     def pitch(self) -> int:
         """Words between staged activation rows; 4 more than the rows avoids bank conflicts."""
         return self.schedule.tile_n + 4
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of a block; results reuse the table and the stages."""
-        stages = self.table_bytes + self.schedule.stages * self.stage_bytes
-        return max(stages, 4 * self.staged_m * self.pitch)
 
     @property
     def table_bytes(self) -> int:
