@@ -95,11 +95,6 @@ class PrologueForm:
         return self.graph.tile(self.value).ttype.name
 
     @property
-    def others(self) -> tuple[str, ...]:
-        """The results that are stored."""
-        return tuple(value for value in self.graph.outputs if value != self.value)
-
-    @property
     def words(self) -> int:
         """32-bit words in which the warps of a block exchange what they reduced."""
         return 64 * self.rows * sum(node.operator in REDUCTIONS for node in self.graph.nodes)
