@@ -10,11 +10,8 @@ multiprocessor share its issue slots and tensor cores; all share DRAM and L2. Wh
 * DRAM, L2 and the busiest multiprocessor overlap, up to a norm (`OVERLAP`);
 * a stage's buffer is asked for again when it has been used (`Work.together`).
 
-The constants of the ``gemv`` part and of ``wgmma`` with 8-bit operands were fitted by
-`benchmarks.fit_cost_model` to 1,399 runs on an H200 (2026-11-21: int1, int2, int4, nf4, mxfp4 with 16-bit
-activations, fp8, int8 and int4 with 8-bit ones, 4096² to 28672x8192, M = 1 … 4096); those of ``wgmma`` that
-decodes to 16 bits to 4,213 later ones (`schedules.cost_constants.DECODED`), stream-K's of
-plain fp8 to 381 on an H100 (`FP8` there). Samples lie in ``tests/unit``.
+The constants were fitted by `benchmarks.fit_cost_model`, which names the runs; `schedules.cost_constants` has those
+of ``wgmma`` that decodes to 16 bits and of plain fp8. Samples lie in ``tests/unit``.
 ``tcgen05`` is predicted by the same constants with the rates of its device: nothing of it was measured.
 They describe the generated kernels: refit them when an emitter changes. The ``mma`` part is a roofline that
 was not fitted (`schedules.cost_grid`). The model ranks candidates where nothing was measured;
