@@ -5,9 +5,10 @@ wrote, changes one constant of `schedules.cost_model` at a time as long as that 
 constants with what they are worth: how much slower than the fastest measured the model's first
 choice is, and how far its times are off. Put the constants into the module by hand, and the date here.
 
-Those of ``gemv`` and of ``wgmma`` with 8-bit operands follow from 1,399 runs on an H200 (2026-11-21: int1, int2,
-int4, nf4, mxfp4 with 16-bit activations, fp8, int8 and int4 with 8-bit ones, 4096² to 28672x8192, M = 1 … 4096);
-those of ``wgmma`` that decodes to 16 bits from 4,213 later ones; stream-K's of plain fp8 from 381 on an H100.
+Those of ``gemv`` and of ``wgmma`` with 8-bit operands follow from 1,399 runs on an H200 (2026-11-21: int1,
+int2, int4, nf4, mxfp4 with 16-bit activations, fp8, int8 and int4 with 8-bit ones, 4096² to 28672x8192,
+M = 1 … 4096); those of ``wgmma`` that decodes to 16 bits from 4,213 later ones; stream-K's of plain fp8 from
+381 on an H100.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ multiprocessor share its issue slots and tensor cores; all share DRAM and L2. Wh
 * DRAM, L2 and the busiest multiprocessor overlap, up to a norm (`OVERLAP`);
 * a stage's buffer is asked for again when it has been used (`Work.together`).
 
-The constants were fitted by `benchmarks.fit_cost_model`, which names the runs; `schedules.cost_constants` has those
-of ``wgmma`` that decodes to 16 bits and of plain fp8. Samples lie in ``tests/unit``.
+The constants were fitted by `benchmarks.fit_cost_model`, which names the runs; `schedules.cost_constants` has
+those of ``wgmma`` that decodes to 16 bits and of plain fp8. Samples lie in ``tests/unit``.
 ``tcgen05`` is predicted by the same constants with the rates of its device: nothing of it was measured.
 They describe the generated kernels: refit them when an emitter changes. The ``mma`` part is a roofline that
 was not fitted (`schedules.cost_grid`). The model ranks candidates where nothing was measured;
