@@ -126,6 +126,25 @@ def install(module: torch.nn.Module, layers: Mapping[str, GroupedLinear]) -> Non
     module.forward = MethodType(found.forward, module)
 
 
+def uninstall(module: torch.nn.Module, like: torch.nn.Module, dtype: str) -> None:
+    """Invert `install`, with dequantized weights.
+
+    like: A module of the same class with its weights, which tell the shapes.
+    dtype: Name of their type.
+    """
+    found = form(module)
+    assert found is not None
+    for name in found.stacks:
+        matrix = getattr(module, HOME)[home_of(name)].canonical.dequantize(dtype)
+        each = matrix.view(number_of(module), -1, matrix.shape[1])
+        each = each.transpose(1, 2) if name in found.transposed else each
+        each = each.reshape(held(like, name).shape).contiguous()
+        weight = torch.nn.Parameter(each, requires_grad=False)
+        setattr(holder(module, name), name.rpartition(".")[2], weight)
+    delattr(module, HOME)
+    del module.forward  # the class's own
+
+
 def forward(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:

@@ -91,7 +91,8 @@ class StoredWeight(torch.Tensor):
         if _writes(func) and isinstance(written, StoredWeight):
             raise LadderError(
                 f"{func.__name__} would write into decoded values, which nobody reads again: give the layer"
-                " another weight with set_weight"
+                " another weight with set_weight; adapters are merged into dequantized models (transformers'"
+                " model.dequantize())"
             )
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():

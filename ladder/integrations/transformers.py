@@ -27,7 +27,17 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ladder.api.linear import LINEAR_OPTIONS, Linear
 from ladder.api.linear_modules import extents_of, matrix_of
 from ladder.api.quantization import quantize
-from ladder.api.stacked_experts import as_matrix, holder, install, is_experts, layers_from, number_of, stacks
+from ladder.api.stacked_experts import (
+    HOME,
+    as_matrix,
+    holder,
+    install,
+    is_experts,
+    layers_from,
+    number_of,
+    stacks,
+    uninstall,
+)
 from ladder.formats.checkpoint import Checkpoint
 from ladder.integrations import transformers_experts as experts
 from ladder.integrations.loading import (
@@ -43,7 +53,7 @@ from ladder.integrations.loading import (
 )
 from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
-from tile_types.errors import CheckpointError, LadderError
+from tile_types.errors import CheckpointError, DeviceError, LadderError
 
 GIVEN: ContextVar[Checkpoint | None] = ContextVar("given", default=None)
 """Quantized tensors of the model that is being loaded, where its files do not have the model's names."""
@@ -287,6 +297,35 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             model.set_submodule(name, layer)
         plan.restore()
         keep_apart(model)
+        return model
+
+    def update_device_map(self, device_map: Any) -> Any:
+        """Raise `DeviceError` for modules that are to stay on a disk."""
+        places = device_map.values() if isinstance(device_map, dict) else (device_map,)
+        if "disk" in places:
+            raise DeviceError(f"{METHOD!r} loads no module onto a disk; the map is {device_map}")
+        return device_map
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        """Put layers of the model's own classes in place of quantized ones; adapters around them stay.
+
+        Raises DeviceError if the model is divided over processes.
+        """
+        if self.plan is not None and self.plan.mesh is not None:
+            raise DeviceError("a model that is divided over processes is not dequantized: load it whole")
+        with torch.device("meta"):
+            plain = type(model)(model.config)
+        name_of = str(dtype).removeprefix("torch.")
+        for name, module in list(model.named_modules()):
+            own = name.replace(".base_layer", "")  # PEFT's name for what an adapter is around
+            if is_experts(module) and hasattr(module, HOME):
+                uninstall(module, plain.get_submodule(own), name_of)
+            elif type(module) is Linear:
+                layer = plain.get_submodule(own)
+                matrix = module.canonical.dequantize(name_of)  # type: ignore[union-attr]
+                layer.weight = torch.nn.Parameter(matrix_of(layer, matrix), requires_grad=False)
+                layer.bias = None if module.bias is None else torch.nn.Parameter(module.bias.to(dtype))
+                model.set_submodule(name, layer)
         return model
 
     def is_serializable(self) -> bool:

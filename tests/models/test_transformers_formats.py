@@ -137,6 +137,29 @@ def rewrite(
     (target / "config.json").write_text(json.dumps({**content, "quantization_config": config}))
 
 
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss"])
+def test_dequantized_models_are_plain_ones(name: str, tmp_path: Path) -> None:
+    plain(name, tmp_path / "plain")
+    model = AUTO.from_pretrained(tmp_path / "plain", quantization_config=LadderConfig("int4", group_size=32))
+    found = logits(model.eval())
+    model.dequantize().save_pretrained(tmp_path / "saved")
+    assert not layers(model)
+    again = AUTO.from_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(again), logits(model))
+    assert torch.allclose(logits(model), found, atol=2e-4, rtol=2e-3)
+
+
+def test_modules_on_disks_are_refused(tmp_path: Path) -> None:
+    plain("llama", tmp_path / "plain")
+    with pytest.raises(ladder.DeviceError, match="no module onto a disk"):
+        AUTO.from_pretrained(
+            tmp_path / "plain",
+            quantization_config=LadderConfig("int4", group_size=32),
+            device_map={"model": "disk", "lm_head": "cpu"},
+            offload_folder=tmp_path,
+        )
+
+
 @pytest.mark.parametrize("form", STORED)
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt_oss"])
 def test_formats_of_other_tools(name: str, form: str, tmp_path: Path) -> None:
