@@ -22,7 +22,7 @@ from ladder.runtime.packed import PackedWeight, pack
 from ladder.runtime.registered import define, library
 from targets import TileDevice
 from tile_types.arrays import torch_dtype
-from tile_types.errors import DTypeError, ShapeError
+from tile_types.errors import DTypeError, ShapeError, require_kind
 from tile_types.quantized import QuantizedTensor
 
 SCHEMA = (
@@ -172,6 +172,7 @@ def check_operands(
     for label, tensor, dtype, shape in operands:
         if tensor is None:
             continue
+        require_kind(tensor, torch.Tensor, f"{label} must be a torch tensor")
         if tensor.dtype != dtype:
             raise DTypeError(f"{label} must be {dtype}, got {tensor.dtype}; convert it with .to({dtype})")
         if tuple(tensor.shape) != shape:

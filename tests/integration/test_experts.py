@@ -118,6 +118,8 @@ def test_what_does_not_fit_is_named() -> None:
     ranges = torch.tensor([0, 1, 4, 6], dtype=torch.int32)
     with pytest.raises(DTypeError, match=r"offsets must be torch\.int32"):
         op(x, packed, ranges.long())
+    with pytest.raises(DTypeError, match="offsets must be a torch tensor, got list"):
+        op(x, packed, [0, 1, 4, 6])
     with pytest.raises(ShapeError, match=r"offsets must have shape \[4\]"):
         op(x, packed, ranges[1:])
     with pytest.raises(ShapeError, match=r"x must be \[T, 72\]"):
