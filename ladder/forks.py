@@ -1,11 +1,13 @@
-"""Locks that a forked child finds free.
+"""Locks that a forked child finds free, and workers that end with their parent.
 
 A child has only the thread that forked: a lock that another thread held at that moment would stay held there.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import threading
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -29,3 +31,17 @@ def _renew() -> None:
 
 
 os.register_at_fork(after_in_child=_renew)
+
+
+def follow_parent() -> None:
+    """Let this worker process end where its parent does, however that is killed, and say nothing on Ctrl-C.
+
+    To initialise pools: their workers hold the pipe that they wait at, and would wait for ever.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)

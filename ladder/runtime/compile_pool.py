@@ -14,6 +14,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from ladder.forks import follow_parent
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import ANY_M, Request, obtain
 from ladder.runtime.cores import usable_cores
@@ -71,7 +72,9 @@ class CompilePool:
     def __init__(self, workers: int = 0) -> None:
         # Spawned: a process that has initialised CUDA must not be forked.
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers or usable_cores(), mp_context=context)
+        self._pool = ProcessPoolExecutor(
+            workers or usable_cores(), mp_context=context, initializer=follow_parent
+        )
 
     def __enter__(self) -> CompilePool:
         return self

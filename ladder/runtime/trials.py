@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ladder.forks import follow_parent
 from ladder.ir.graph import Graph
 from ladder.runtime.fused import Lowering, constants_of
 from ladder.superopt.generator import Report, VerifiedGraph, instantiate
@@ -186,7 +187,7 @@ def _each(choices: Sequence[Choice], grid: Grid, workers: int) -> list[list[Tria
     """Return the trials of each choice; in processes, if there is work for them."""
     if workers <= 1 or len(choices) < WORTHWHILE:
         return [choice.trials(grid) for choice in choices]
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=follow_parent) as pool:
         return list(pool.map(Choice.trials, choices, itertools.repeat(grid)))
 
 

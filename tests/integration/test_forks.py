@@ -189,3 +189,34 @@ def test_workers_of_a_data_loader_compute() -> None:
     for worker in workers:
         worker.join(SECONDS)
     assert [worker.exitcode for worker in workers] == [0, 0]
+
+
+POOL = """
+    import multiprocessing, os, sys, time
+    from concurrent.futures import ProcessPoolExecutor
+    from ladder.forks import follow_parent
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context(sys.argv[1])
+        with ProcessPoolExecutor(2, mp_context=context, initializer=follow_parent) as pool:
+            sleeping = pool.submit(time.sleep, 600)
+            print(pool.submit(os.getpid).result(), flush=True)
+            sleeping.result()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(method: str, ending: int, tmp_path: Path) -> None:
+    """The idle worker and the one at work close the pipe that the parent's output goes to."""
+    path = tmp_path / "pool.py"
+    path.write_text(textwrap.dedent(POOL))
+    root = str(Path(ladder.__file__).parents[1])
+    with subprocess.Popen(
+        [sys.executable, str(path), method], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root}
+    ) as parent:
+        assert parent.stdout is not None
+        assert int(parent.stdout.readline()) > 0
+        parent.send_signal(ending)
+        assert parent.communicate(timeout=SECONDS)[0] == b""
+        assert parent.returncode == -ending

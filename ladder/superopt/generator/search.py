@@ -12,6 +12,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TypeVar
 
+from ladder.forks import follow_parent
 from ladder.superopt.expressions import Pruner
 from ladder.superopt.generator.alphabet import Alphabet, require_searchable
 from ladder.superopt.generator.centred import centred
@@ -204,7 +205,7 @@ def _run(
                 left = max(0, left - outcome.counts.states)
             yield number, outcome
         return
-    with ProcessPoolExecutor(limits.workers) as pool:
+    with ProcessPoolExecutor(limits.workers, initializer=follow_parent) as pool:
         futures = {
             pool.submit(search_task, program, limits, task, deadline, left): number
             for number, task in tasks.items()
@@ -378,7 +379,7 @@ def _finished(
     if limits.workers <= 1 or len(every) < 2:
         yield from itertools.starmap(proved, every)
         return
-    with ProcessPoolExecutor(limits.workers) as pool:
+    with ProcessPoolExecutor(limits.workers, initializer=follow_parent) as pool:
         yield from pool.map(proved, *zip(*every, strict=True))
 
 
