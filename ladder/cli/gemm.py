@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from ladder.api.lowered import Lowered
 from ladder.api.matmul import Matmul
 from ladder.cli.console import Progress, silent
 from ladder.cli.measure import Call, ceiling, copies_for, side_by_side
-from ladder.cli.operands import Operands, make_operands
+from ladder.cli.operands import Operands, cancellation, make_operands
 from ladder.cli.problem import Problem, why_not_here
 from ladder.cli.report import GemmReport
 from ladder.ir import gemm_reference
 from ladder.ir.gemm import Gemm
 from ladder.runtime.packed import PackedWeight
+from ladder.simulate.operator import BOUNDS, explained, relative_error
+from ladder.simulate.values import NUMPY
 from schedules.cost import minimum_bytes
 from targets import TileDevice
 from tile_types import QuantizedTensor
@@ -82,21 +83,6 @@ def _int4_calls(x: torch.Tensor, weight: QuantizedTensor, device: TileDevice) ->
         partial(aten._weight_int4pack_mm_for_cpu, x, packed.clone(), weight.group_size, scales)
         for _ in range(copies_for(packed.nbytes, device))
     ]
-
-
-TOLERANCE: Mapping[str, float] = {
-    "float16": 5e-4,
-    "bfloat16": 3e-3,
-    "float32": 1e-5,
-    "int8": 1e-5,
-    "fp8_e4m3": 2e-3,
-    "fp8_e5m2": 2e-3,
-}
-"""Relative Frobenius error that rounding to this type explains, be it an operand's or the result's.
-
-Unit roundoff is 2^-11 for float16 and 2^-8 for bfloat16, spread evenly below; products of int8 are
-exact and only float32 sums of groups round; fp8 products round in the core's accumulator.
-"""
 
 
 def run_gemm(
@@ -177,7 +163,7 @@ def compiled_report(problem: Problem, lowered: Lowered, start: float) -> GemmRep
         from_cache=all(kernel.from_cache for kernel in kernels),
         bytes=minimum_bytes(gemm, problem.m),
         flops=2 * problem.m * problem.n * problem.k,
-        tolerance=max(TOLERANCE[gemm.activation], TOLERANCE[gemm.output]),
+        tolerance=max(BOUNDS[gemm.activation], BOUNDS[gemm.output]),
     )
 
 
@@ -208,11 +194,12 @@ def multiply(operator: Matmul, operands: Operands, packed: PackedWeight) -> torc
 def checked(report: GemmReport, operands: Operands, gemm: Gemm, result: torch.Tensor) -> GemmReport:
     """Compare a result with float64 on the decoded weights."""
     exact = gemm_reference(gemm, operands.x, operands.weight, operands.bias, operands.token_scale)
-    difference = np.linalg.norm(result.double().cpu().numpy() - exact)
-    error = float(difference / (np.linalg.norm(exact) or 1.0))
+    found = result.double().cpu().numpy()
+    usual = report.tolerance * cancellation(operands, exact)
+    tolerance, error = explained(exact, NUMPY[gemm.output], usual), relative_error(found, exact)
     # A NaN fails too: it is within nothing.
-    simulated = report.passed is not False
-    return replace(report, relative_error=error, passed=simulated and error <= report.tolerance)
+    passed = report.passed is not False and error <= tolerance
+    return replace(report, relative_error=error, tolerance=tolerance, passed=passed)
 
 
 def clocked(

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 INT8_MAX, INT8_SIGMAS = 127, 4.0
 """int8 activations: the largest code, and the deviations of a normal value that it stands for."""
 
+RARE, BOUNDED = 5.0, 1.8
+"""Standard deviations: beyond these lies one of 270,000 draws; so many a bound allows bfloat16's rounding."""
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -60,17 +63,23 @@ def make_operands(problem: Problem, gemm: Gemm) -> Operands:
 
 
 def cancellation(operands: Operands, exact: Any) -> float:
-    """Return by what factor results are smaller than sums of as many independent terms, at least 1.
+    """Return by what factor, at least 1, the error may exceed that of many results whose terms do not cancel.
 
-    Rounding an operand errs relative to its products, so where they cancel the error grows by this.
+    Rounding an operand errs relative to its products: where they cancel, the error grows by the norm of their
+    sums, were they independent, over that of the results. It averages over many results only; the error of
+    few may be `RARE` standard deviations of the largest above its mean (Gaussian concentration).
     """
     import numpy as np
 
     x, weight = operands.x.double().numpy(), operands.weight.dequantize("float64")
-    terms = np.sqrt(np.square(x) @ np.square(np.asarray(weight)).T)
     if operands.token_scale is not None:
-        terms = terms * operands.token_scale.double().numpy()[:, None]
-    return max(1.0, float(np.linalg.norm(terms) / (np.linalg.norm(exact) or 1.0)))
+        x = x * operands.token_scale.double().numpy()[:, None]
+    rows, columns = np.square(x), np.square(np.asarray(weight))
+    size = float(np.linalg.norm(exact)) or 1.0
+    terms = float(np.sqrt(rows.sum(0) @ columns.sum(0))) / size
+    most, widest = rows.max(0, initial=0.0), columns.max(0, initial=0.0)
+    largest = min((most @ columns.T).max(), (rows @ widest).max(initial=0.0))
+    return max(1.0, terms, (terms + RARE * float(np.sqrt(largest)) / size) / BOUNDED)
 
 
 def make_weight(problem: Problem, random: torch.Generator) -> QuantizedTensor:

@@ -36,13 +36,18 @@ if TYPE_CHECKING:
 BOUNDS = {
     "float16": 5e-4,
     "bfloat16": 3e-3,
+    "float32": 1e-5,
     "fp8_e4m3": 2e-3,
     "fp8_e5m2": 2e-3,
     "fp8_e4m3fnuz": 2e-3,
     "fp8_e5m2fnuz": 2e-3,
     "int8": 1e-5,
 }
-"""Relative Frobenius error by activation or output type: operands round once, sums are float32."""
+"""Relative Frobenius error that rounding to this type explains, be it an operand's or the result's.
+
+Unit roundoff is 2^-11 for float16 and 2^-8 for bfloat16, spread evenly below; products of int8 are
+exact and only float32 sums of groups round; fp8 products round in the core's accumulator.
+"""
 
 USUAL_ROUNDING = math.sqrt(3 / 8 / math.log(2) / 12)
 """Error of rounding numbers of all sizes, relative to them, in epsilons: root mean square."""
@@ -101,7 +106,7 @@ def simulate(
     expected
         ``[..., N]`` in float64 to compare with: an error beyond `BOUNDS` becomes a finding.
     cancellation
-        Norm of sums of as many independent terms over that of the results: the bound grows by it.
+        By what factor the bound grows, as terms cancel or results are few.
     order, seed, blocks, stage
         See `simulate_launch`.
 
@@ -262,29 +267,34 @@ def _compared(
     if expected is None:
         return result
     exact = np.asarray(expected, np.float64).reshape(result.y.shape)
-    bound = max(BOUNDS[gemm.activation], BOUNDS.get(gemm.output, 0.0)) * cancellation
+    bound = max(BOUNDS[gemm.activation], BOUNDS[gemm.output]) * cancellation
     return judged(result, exact, bound, owned)
 
 
 def judged(result: SimulationResult, exact: Any, bound: float, owned: Any = slice(None)) -> SimulationResult:
-    """Add the error of some rows, and a finding beyond a bound, which knows what rounding usually costs.
-
-    Where few results lie just above powers of two, rounding them costs more: the bound grows by that.
-    """
+    """Add the error of some rows, and a finding where it is more than `explained`."""
     found, exact = result.y[owned], exact[owned]
-
-    def error_of(values: Any) -> float:
-        return float(np.linalg.norm(values.astype(np.float64) - exact) / np.linalg.norm(exact))
-
-    with np.errstate(over="ignore"):
-        rounding, error = error_of(exact.astype(found.dtype)), error_of(found)
-    usual = USUAL_ROUNDING * float(ml_dtypes.finfo(found.dtype).eps)
-    if math.isfinite(rounding):
-        bound = math.sqrt(bound**2 + max(0.0, rounding**2 - usual**2))
+    error, bound = relative_error(found, exact), explained(exact, found.dtype, bound)
     findings = result.findings
     if not error <= bound:
         findings += (Finding("wrong values", f"relative error {error:.2e}, at most {bound:.1e} is expected"),)
     return replace(result, findings=findings, relative_error=error)
+
+
+def relative_error(found: Any, exact: Any) -> float:
+    """Return the Frobenius norm of the difference over that of the exact results, or over 1 if that is 0."""
+    return float(np.linalg.norm(found.astype(np.float64) - exact) / (np.linalg.norm(exact) or 1.0))
+
+
+def explained(exact: Any, kind: Any, bound: float) -> float:
+    """Return the relative error that rounding explains, given a bound that knows what it usually costs.
+
+    Where few results lie just above powers of two, rounding them to their type costs more: by that it grows.
+    """
+    with np.errstate(over="ignore"):
+        rounding = relative_error(exact.astype(kind), exact)
+    usual = USUAL_ROUNDING * float(ml_dtypes.finfo(kind).eps)
+    return math.sqrt(bound**2 + max(0.0, rounding**2 - usual**2)) if math.isfinite(rounding) else bound
 
 
 OUTPUTS = ("codes", "token_scale")

@@ -11,10 +11,13 @@ from rewriting import Once, called, rewrite, with_arguments
 from tvm import ir
 
 import ladder
+from ladder.cli.operands import cancellation, make_operands
+from ladder.cli.problem import Problem as GemmProblem
 from ladder.simulate import UnknownCallError, simulate_launch
 from ladder.simulate.banks import Banks
 from ladder.simulate.launch import SimulationError, SimulationResult
-from ladder.simulate.operator import judged
+from ladder.simulate.operator import BOUNDS, judged
+from ladder.simulate.values import NUMPY
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +159,20 @@ def test_few_results_above_powers_of_two_may_be_rounded_by_more(times: float, ki
     exact = np.full((1, 2), 1 + 2**-8 * 0.99)
     found = (exact * times).astype(ml_dtypes.bfloat16)
     assert judged(SimulationResult((found,), (), {}, ()), exact, 3e-3).kinds() == kinds
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 1), (1, 5), (16, 16)])
+@pytest.mark.parametrize("activation", ["float16", "bfloat16"])
+def test_decoded_weights_may_be_rounded_once_whatever_the_number_of_results(
+    activation: str, m: int, n: int
+) -> None:
+    kind = NUMPY[activation]
+    for seed in range(40):
+        problem = GemmProblem("int4", activation, 32, m, n, 256, output=activation, seed=seed)
+        operands = make_operands(problem, problem.gemm)
+        weight, x = operands.weight.dequantize("float64").numpy(), operands.x.double().numpy()
+        exact, found = x @ weight.T, (x @ weight.astype(kind).astype(np.float64).T).astype(kind)
+        bound = BOUNDS[activation] * cancellation(operands, exact)
+        assert not judged(SimulationResult((found,), (), {}, ()), exact, bound).findings
+        wrong = (2 * exact).astype(kind)
+        assert judged(SimulationResult((wrong,), (), {}, ()), exact, bound).findings or bound > 1
