@@ -65,6 +65,9 @@ CANCELLED = 4
 BY_ADDRESS = "jiterator_"
 """Operators that launch a kernel on whatever address a fake tensor has; capture calls them as they are."""
 
+UNSAFE = ("linalg.eigvals",)
+"""Operators of torch that write outside their memory where operands are special (LAPACK balances them)."""
+
 SEED = 7
 
 SPECIAL = ("nan", "inf", "-inf", "-0.0", "0.0", "max", "-max", "tiny")
@@ -305,6 +308,8 @@ def samples_of(
     info: Any, dtype: torch.dtype, most: int, *, special: bool = False, device: str = "cpu"
 ) -> Iterator[Sample]:
     """Yield the samples of an operator that eager torch takes and that give tensors."""
+    if special and title(info) in UNSAFE:
+        return
     generated = info.sample_inputs(device, dtype, requires_grad=False)
     for given in islice(generated, most or None):
         args, kwargs = (given.input, *given.args), dict(given.kwargs)
