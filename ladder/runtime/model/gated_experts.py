@@ -52,7 +52,8 @@ def _gated(
     (value,), (result,), gemm = part.outputs, last.outputs, request.gemm
     gate = gate_between(graph, value, result)
     shape = (*graph.tile(value).shape[:-1], gemm.n // 2)
-    if gate is None or graph.tile(result).shape != shape or gemm.n % (2 * PACKED_ROWS) or gemm.epilogue:
+    refused = gemm.n % (2 * PACKED_ROWS) or gemm.epilogue or gemm.token_group
+    if gate is None or graph.tile(result).shape != shape or refused:
         return None
     gemm = replace(gemm, gate=gate.operator, gate_last=gate.last)
     try:
