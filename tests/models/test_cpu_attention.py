@@ -84,7 +84,9 @@ def test_open_sizes_take_the_kernel_where_scores_are_few(bound: list[bool]) -> N
     with torch.no_grad():
         for batch, tokens in ((2, 5), (2, 5), (2, 5), (2, 5), (3, 90), (3, 90), (2, 6), (2, 0)):
             q, k, v = torch.randn(3, batch, 4, tokens, 16).unbind(0)
-            torch.testing.assert_close(fast(q, k, v), F.scaled_dot_product_attention(q, k, v))
+            first, *others = (fast(q, k, v) for _ in range(4))  # the first may compile
+            torch.testing.assert_close(first, F.scaled_dot_product_attention(q, k, v))
+            assert all(torch.equal(found, others[0]) for found in others)  # bound to these sizes or not
     assert bound
 
 

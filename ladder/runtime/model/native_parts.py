@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ladder.ir.attention import Attention
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
 from ladder.partition.attention import are_few, on_cpu
@@ -20,7 +21,7 @@ from ladder.runtime.build import Job
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.attention import node_of
 from ladder.runtime.model.codes import by_torch
-from ladder.runtime.model.entry_calls import Operand, bind_entry
+from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from targets import TileDevice, get_device
@@ -87,8 +88,10 @@ def bind_attention(memory: Workspace, step: PlanStep) -> Bound:
     node, outside = node_of(graph), step.part.outside
     device = get_device(target_of(memory.owner.where))
     form, read = on_cpu(graph, node, device), [outside[value] for value in node.inputs]
-    if form is None or not memory.settles(step):
+    if form is None or step.entry not in memory.owner.kernels:
         return by_torch(memory, step)
+    if not memory.settles(step):
+        return _attention_of_call(memory, step, form)
     q, k, v, *masks = (memory.now.numbers(plan.tiles[value].shape)() for value in read)
     if not are_few(form, (q[0], q[-2], k[-2]), v[-1]):
         return by_torch(memory, step)
@@ -97,6 +100,23 @@ def bind_attention(memory: Workspace, step: PlanStep) -> Bound:
     return bind_entry(
         memory, memory.owner.kernels[step.entry], (), operands, (Operand(step.part.outputs[0]),)
     )
+
+
+def _attention_of_call(memory: Workspace, step: PlanStep, form: Attention) -> Bound:
+    """Return the call for the sizes of each call: it takes what calls of these sizes alone take."""
+    entry, torchs, value = memory.owner.kernels[step.entry], by_torch(memory, step), step.part.outputs[0]
+    read = [memory.slot[step.part.outside[name]] for name in node_of(step.part.graph).inputs]
+    place, target = memory.slot[value], memory.target(value)
+
+    def run(slots: Slots) -> None:
+        q, k, v, *masks = (slots[at] for at in read)
+        if not are_few(form, (q.shape[0], q.shape[-2], k.shape[-2]), v.shape[-1]):
+            torchs(slots)
+            return
+        slots[place] = out = target()
+        entry(q, k, v, *(ready(mask[(None,) * (4 - mask.ndim)]) for mask in masks), out)
+
+    return run
 
 
 def fourier_job(graph: Graph, device: TileDevice) -> Job:
