@@ -340,14 +340,19 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
     return _merged((limit, _cpu_choice(gemm, device, limit, tuning)) for limit in CPU_BUCKETS)
 
 
+NEARLY = 1.02
+"""How much longer than the fastest predicted a schedule of smaller blocks may take: such blocks begin while
+those of the kernel before still run."""
+
+
 def _slots_choice(gemm: Gemm, device: TileDevice) -> Schedule:
     """Return the schedule for slots of few rows that name their experts: each reads the weight of one."""
     every = replace(gemm, n=gemm.n * min(gemm.slots, gemm.experts), experts=0, slots=0)
-    ranked = (s for s, _ in rank(every, device, 1) if isinstance(s, GpuSchedule))
-    found = next((s for s in ranked if serves(gemm, s.pipeline) and is_legal(gemm, device, s)), None)
-    if found is None:
+    ranked = ((s, cost.seconds) for s, cost in rank(every, device, 1) if isinstance(s, GpuSchedule))
+    able = [(s, took) for s, took in ranked if serves(gemm, s.pipeline) and is_legal(gemm, device, s)]
+    if not able:
         raise ScheduleError(f"no pipeline of {device.name} serves {gemm}")
-    return found
+    return min((s for s, took in able if took <= NEARLY * able[0][1]), key=lambda s: s.warps)
 
 
 def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
