@@ -71,9 +71,9 @@ def cancellation(operands: Operands, exact: Any) -> float:
     """
     import numpy as np
 
-    x, weight = operands.x.double().numpy(), operands.weight.dequantize("float64")
+    x, weight = operands.x.double().cpu().numpy(), operands.weight.dequantize("float64")
     if operands.token_scale is not None:
-        x = x * operands.token_scale.double().numpy()[:, None]
+        x = x * operands.token_scale.double().cpu().numpy()[:, None]
     rows, columns = np.square(x), np.square(np.asarray(weight))
     size = float(np.linalg.norm(exact)) or 1.0
     terms = float(np.sqrt(rows.sum(0) @ columns.sum(0))) / size
