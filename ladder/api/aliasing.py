@@ -134,27 +134,30 @@ def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
     return whole.as_strided(value.shape, expected.steps, expected.offset).copy_(value)
 
 
-def parts_of_written(
+def parts_of_arguments(
     expected: Aliasing, examples: Sequence[Any], written: Iterable[int]
 ) -> dict[int, ArgumentPart]:
-    """Return the results that lie in arguments which are written, by number.
+    """Return the results that lie in arguments which are written or require gradients as they do, by number.
 
-    Raises ImportRefused if a result lies where several arguments do, one of them written: in which it lies is
-        not known.
+    A view of a parameter requires gradients also where none are recorded.
+    Raises ImportRefused if a result lies where several arguments do: in which it lies is not known.
+    Raises ImportRefused if a result requires gradients and lies in no argument.
     """
-    changed = {*written}
-    places = {expected.memory[at]: at for at in changed}
+    places: dict[int, int] = {expected.memory[at]: at for at in written}
     given = zip(expected.memory[: len(examples)], expected.objects, strict=False)
     shared = Counter(place for place, _ in set(given))
     results = zip(expected.objects[len(examples) :], expected.memory[len(examples) :], strict=True)
     parts = dict[int, ArgumentPart]()
     for number, (first, place) in enumerate(results):
-        argument, lies = places.get(place), expected.strides[number]
-        if first in changed:
+        lies, gradients = expected.strides[number], expected.gradients[number]
+        if gradients and place >= len(examples):
+            raise ImportRefused("its results require gradients")
+        argument = places.get(place, place if gradients else None)
+        if argument is not None and first < len(examples):
             parts[number] = ArgumentPart(first)
-        elif first >= len(examples) and argument is not None and lies is not None:
+        elif argument is not None and lies is not None and not lies.changed:
             if shared[place] > 1:
-                raise ImportRefused("a result lies in arguments that share memory, and one is written")
+                raise ImportRefused("a result lies in arguments that share memory")
             parts[number] = ArgumentPart(
                 argument, lies.steps, lies.offset - examples[argument].storage_offset()
             )
@@ -283,7 +286,8 @@ class Separated:
         return changes
 
     def _is_right(self, inputs: tuple[Any, ...], results: Any) -> bool:
-        same = aliasing_of(inputs, results)[:2] == self.expected[:2]
+        found = aliasing_of(inputs, results)
+        same = found[:2] == self.expected[:2] and found.gradients == self.expected.gradients
         wanted = self._strides_now(inputs) if same else ()
         return same and all(map(lies_as, flat(results), wanted))
 

@@ -13,7 +13,7 @@ from ladder.api.aliasing import (
     Separated,
     expected_aliasing,
     open_strides,
-    parts_of_written,
+    parts_of_arguments,
     results_of,
     strides_for,
 )
@@ -186,12 +186,12 @@ def separated(
 
     expected: How they do.
     opened: The examples, with symbols in place of what is open.
-    Raises ImportRefused if results of open sizes lie in arguments that are written: plans write into copies.
+    Raises ImportRefused if results of open sizes are views of arguments that are written, or of parameters.
     """
     is_open = "open" in module.meta
-    parts = parts_of_written(expected, examples, [at for at, _ in executable.bound.updates])
+    parts = parts_of_arguments(expected, examples, [at for at, _ in executable.bound.updates])
     if is_open and any(part.steps is not None for part in parts.values()):
-        raise ImportRefused("results lie in arguments that the graph writes, and have open sizes")
+        raise ImportRefused("results are views of arguments, and sizes are open")
     executable.gives(parts)
     with_gaps = any(each is not None and each.order is None for each in expected.strides)
     lies = open_strides(module, opened) if is_open and with_gaps else None

@@ -94,4 +94,5 @@ def _aliasing_without(expected: Aliasing, apart: Container[int]) -> Aliasing:
         tuple(expected.strides[at] for at in results),
         tuple(expected.versions[at] for at in kept),
         tuple(expected.devices[at] for at in results),
+        tuple(expected.gradients[at] for at in results),
     )

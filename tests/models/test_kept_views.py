@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import ladder
+from ladder.integrations.dynamo import backend
 from ladder.runtime.model import binders
 
 
@@ -58,3 +60,45 @@ def test_results_are_the_callers_own() -> None:
         kept = [value.clone() for value in first]
         fast(torch.full((3, 4), 2.0))
     assert all(map(torch.equal, first, kept))
+
+
+@pytest.mark.parametrize("compiled", [ladder.compile, partial(torch.compile, backend=backend)])
+def test_views_of_parameters_require_gradients_as_without(compiled: Any) -> None:
+    """Also where none are recorded, and if their type is another one or they are conjugates."""
+    turns = torch.nn.Parameter(torch.randn(4, dtype=torch.complex64))
+    weight = torch.nn.Parameter(torch.randn(8, 4))
+
+    def views(x: Tensor) -> tuple[Tensor, ...]:
+        return (x @ weight).relu(), weight.t(), weight[2:4], weight, weight.detach()[1:], weight * 1
+
+    def others(x: Tensor) -> tuple[Tensor, ...]:
+        return x.relu() + 1, torch.view_as_real(turns), turns.conj(), turns.conj().imag
+
+    def facts(value: Tensor) -> tuple[Any, ...]:
+        where = value.stride(), value.storage_offset()
+        return *where, value.requires_grad, value._is_view(), value._base is weight, value is weight
+
+    torch._dynamo.reset()
+    fast = compiled(views), compiled(others)
+    with torch.no_grad():
+        for rows in (3, 3, 5, 7, 9):
+            x = torch.randn(rows, 8)
+            for function, made in zip((views, others), fast, strict=True):
+                found, expected = made(x), function(x)
+                torch.testing.assert_close(found, expected)
+                assert [*map(facts, found)] == [*map(facts, expected)]
+    assert not getattr(fast[0], "refused", None)
+
+
+def test_conjugates_of_what_is_written() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x.mul_(2)
+        return x.conj(), x.conj().imag, x[1:]
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(3, 4, dtype=torch.complex64)
+            y = x.clone()
+            torch.testing.assert_close(fast(x), program(y), rtol=0, atol=0)
+            assert torch.equal(x, y)

@@ -34,7 +34,7 @@ def graph_module(trace: Trace, wanted: list[Value], *, before: bool, loops: bool
     if loops:
         root, graph = rolled(graph, root)
     module = torch.fx.GraphModule(root, graph)
-    if why := _switches_gradients(trace, graph, wanted, before):
+    if why := _switches_gradients(trace, graph, before):
         module.meta["switches"] = why
     if not trace.modules:  # which side is taken decides it otherwise
         module.meta["aliasing"] = _aliasing(trace, wanted)
@@ -94,13 +94,11 @@ def _open_examples(trace: Trace) -> list[Any]:
     return [opened(var, example) for _, var, example in trace.placeholders]
 
 
-def _switches_gradients(trace: Trace, graph: torch.fx.Graph, wanted: list[Value], before: bool) -> str:
+def _switches_gradients(trace: Trace, graph: torch.fx.Graph, before: bool) -> str:
     """Say what a graph does to the recording of gradients that a plan would not; empty if nothing.
 
     `before`: whether gradients were recorded where it begins.
     """
-    if any(is_a(value.obj, torch.Tensor) and value.obj.requires_grad for value in wanted):
-        return "its results have gradients"
     sides = [part for each in trace.modules.values() for part in each.modules()]
     inside = [node for part in sides if is_a(part, torch.fx.GraphModule) for node in part.graph.nodes]
     return switched(graph, [item for _, _, item in trace.placeholders], before, inside)

@@ -16,7 +16,7 @@ class Strides(NamedTuple):
 
     `order`: its axes from the outermost to the innermost in memory, where they lie without gaps; else None.
     `repeated`: the axes along which it is one element. `steps`, `offset`, `reach`: strides, the number of the
-    first element and of all in its memory.
+    first element and of all in its memory. `changed`: whether elements are conjugated or negated when read.
     """
 
     order: tuple[int, ...] | None
@@ -24,6 +24,7 @@ class Strides(NamedTuple):
     steps: tuple[int, ...]
     offset: int
     reach: int
+    changed: bool = False
 
 
 class Aliasing(NamedTuple):
@@ -32,7 +33,7 @@ class Aliasing(NamedTuple):
     `memory`, `objects`: for each the first that lies in the same storage, or is the same object.
     `writes`: whether inputs are written. `strides`: of each result, None for what is no strided tensor.
     `versions`: by how much that of each input grows, then that of each result; None where there is none.
-    `devices`: of each result, None for what is no tensor.
+    `devices`: of each result, None for what is no tensor. `gradients`: whether each result requires them.
     """
 
     memory: tuple[int, ...]
@@ -41,6 +42,7 @@ class Aliasing(NamedTuple):
     strides: tuple[Strides | None, ...]
     versions: tuple[int | None, ...]
     devices: tuple[torch.device | None, ...]
+    gradients: tuple[bool, ...]
 
 
 def flat(value: Any) -> list[Any]:
@@ -80,6 +82,7 @@ def aliasing_of(
         tuple(map(strides_of, given)),
         (*grown, *after[len(inputs) :]),
         tuple(value.device if is_a(value, torch.Tensor) else None for value in given),
+        tuple(is_a(value, torch.Tensor) and value.requires_grad for value in given),
     )
 
 
@@ -95,7 +98,8 @@ def strides_of(value: Any) -> Strides | None:
         return None
     shape, steps = [*map(hint_of, value.shape)], tuple(map(hint_of, value.stride()))
     reach = hint_of(value.untyped_storage().nbytes()) // value.element_size()
-    return strides_from(shape, steps, hint_of(value.storage_offset()), reach)
+    lies = strides_from(shape, steps, hint_of(value.storage_offset()), reach)
+    return lies._replace(changed=True) if value.is_conj() or value.is_neg() else lies
 
 
 def strides_from(shape: Sequence[int], steps: tuple[int, ...], offset: int, reach: int) -> Strides:
