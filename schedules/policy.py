@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -192,32 +192,18 @@ class Candidate(NamedTuple):
     cost: Cost
 
 
-@dataclass(frozen=True)
-class TransformStep:
-    """One transform of the weight tile on its way inwards.
-
-    layer: The layer at which it happens.
-    kind: ``"pad"``, ``"map"``, ``"slice"`` or ``"convert"``.
-    detail: Its arguments, for people.
-    """
-
-    layer: str
-    kind: str
-    detail: str
-
-
-def schedule_transform(gemm: Gemm, schedule: GpuSchedule) -> tuple[TransformStep, ...]:
-    """Return the transforms that bring the weights from canonical storage to the core.
+def schedule_transform(gemm: Gemm, schedule: GpuSchedule) -> tuple[str, ...]:
+    """Return a line for each transform that brings the weights from canonical storage to the core.
 
     This is text for people, of families whose schedules are not lists of transforms yet.
     """
     group = packed_group(gemm.group_size, gemm.k)
     scale = f"scales per {group} on the {schedule.placement}" if gemm.scale else "one scale per row"
     return (
-        TransformStep("dram", "pad", f"[{gemm.n}, {gemm.k}] -> [{padded(gemm.n)}, {padded(gemm.k)}]"),
-        TransformStep("dram", "map", "FragmentLayout: 64 x 64 tiles in tensor-core fragment order"),
-        TransformStep("shared", "slice", f"[{schedule.tile_n}, {schedule.tile_k}]"),
-        TransformStep("register", "convert", f"{gemm.weight} -> {gemm.activation}; {scale}"),
+        f"dram: pad [{gemm.n}, {gemm.k}] -> [{padded(gemm.n)}, {padded(gemm.k)}]",
+        "dram: map FragmentLayout: 64 x 64 tiles in tensor-core fragment order",
+        f"shared: slice [{schedule.tile_n}, {schedule.tile_k}]",
+        f"register: convert {gemm.weight} -> {gemm.activation}; {scale}",
     )
 
 

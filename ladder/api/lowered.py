@@ -172,5 +172,5 @@ def _steps(gemm: Gemm, schedule: Schedule) -> list[str]:
     from schedules.policy import schedule_transform
 
     if isinstance(schedule, GpuSchedule):
-        return [f"{step.layer}: {step.kind} {step.detail}" for step in schedule_transform(gemm, schedule)]
+        return list(schedule_transform(gemm, schedule))
     return str(schedule).splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ladder.cli.problem import SIXTEEN_BIT
 from tile_types import quantize
 from tile_types.arrays import torch_dtype
 
@@ -83,10 +84,15 @@ def cancellation(operands: Operands, exact: Any) -> float:
 
 
 def make_weight(problem: Problem, random: torch.Generator) -> QuantizedTensor:
-    """Quantize a normal matrix; a type with values of one sign and no zero points gets magnitudes."""
+    """Quantize a normal matrix; a type with values of one sign and no zero points gets magnitudes.
+
+    Its scales and real zero points have the precision of 16-bit activations, as those of checkpoints do.
+    """
     import torch
 
     values = torch.randn(problem.n, problem.k, generator=random) / problem.k**0.5
+    if problem.activation_type in SIXTEEN_BIT:
+        values = values.to(torch_dtype(problem.activation_type))
     element = problem.ttype.element_type
     if problem.zero == "none" and min(-element.minimum, element.maximum) <= 0:
         values = values.abs() if element.maximum > 0 else -values.abs()
