@@ -211,6 +211,17 @@ class Expressions:
         parts = (self.expression(e.condition), self.expression(e.true_value), self.expression(e.false_value))
         return select(*parts, str(e.ty))
 
+    def _read_let(self, e: Any) -> Any:
+        value, slot = self.read(e.value), self.slot()
+        self.names[e.var] = Registers(slot, 1, str(e.var.ty))
+        body = self.read(e.body)
+
+        def read(c: Cohort) -> Value:
+            c.slots[slot] = value(c)
+            return body(c)
+
+        return read
+
     def _read_tensorload(self, e: Any) -> Any:
         held, (indices, lanes) = self.names[e.source], consecutive(e.indices)
         if lanes > 1 and isinstance(held, Registers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,13 @@ VALUES = (
     *(np.nan, np.inf, -np.inf, 0.0, -0.0, 2.0**-149, 1e-40, 2.0**-126, 3.4e38, -3.4e38, 1.0, -1.0, 0.5, -0.5),
     *(1.5, 2.5, -2.5, 3.0, -7.0, 0.1, 12.5, -80.0, 88.9, -88.0, 2.0**24 + 2, 300.7, 1e-4, 0.999, 1.001),
 )
-ANGLES = (np.nan, np.inf, 0.0, 1e-40, 0.7853, 1.5707964, -3.1415927, 4.0, -1000.0, 31415.926, 2e5, -4.1e6)
+HARDEST = 16367173 * 2.0**72
+"""The float32 that is nearest to a whole number of quarter turns."""
+
+ANGLES = (
+    *(np.nan, np.inf, 0.0, 1e-40, 0.7853, 1.5707964, -3.1415927, 4.0, -1000.0, 31415.926, 2e5, -1048575.9),
+    *(-np.inf, 2.0**20, -4.1e6, 1.7e10, -1e30, HARDEST, -HARDEST, 3.4028235e38),
+)
 
 UNARY = (
     *("neg", "exp", "sigmoid", "tanh", "relu", "silu", "gelu", "square", "sqrt", "rsqrt", "log", "abs"),
@@ -72,6 +79,23 @@ def test_operators_on_special_values(arch: str, ttype: str) -> None:
         check(target, ttype, UNARY, values)
         check(target, ttype, BINARY, np.repeat(values, count), np.tile(values, count))
         check(target, ttype, ("sin", "cos"), np.array(ANGLES).astype(dtype))
+
+
+def test_angles_of_every_exponent() -> None:
+    mantissas = np.random.default_rng(3).integers(0, 1 << 23, (255, 128), dtype=np.uint32)
+    mantissas[:, :2] = 0, (1 << 23) - 1
+    x = (np.arange(255, dtype=np.uint32)[:, None] << 23 | mantissas).view(np.float32)
+    x[0, 2], x[:, 64:] = HARDEST, -x[:, :64]
+    g = GraphBuilder("chain")
+    value = g.input("x", "float32", x.shape)
+    graph, device = g.finish(g.add("sin", value), g.add("cos", value)), get_device("rocm/gfx942")
+    results = [np.full_like(x, 77) for _ in graph.outputs]
+    calls = FAMILIES[device.kind](device.arch)
+    found = simulate_launch(emit_chain(graph, device, "chain"), [x, *results], outputs=(1, 2), calls=calls)
+    assert not found.findings, found.report()
+    for function, got in zip((math.sin, math.cos), results, strict=True):
+        want = np.vectorize(function)(x.astype(np.float64))
+        np.testing.assert_allclose(got, want, rtol=2.0**-22, atol=2.0**-149, err_msg=function.__name__)
 
 
 @pytest.mark.parametrize("base", [1.0001, -1.0001, 0.37, 1e-39, 7e4])

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
+from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.scalars import equal, kept, less
+from ladder.ir.scalars import equal, kept, less, using
 from ladder.lower import Expr
 from ladder.lower.chain.llvm_functions import nearest, power_of_two
 from ladder.lower.rocm import dialect as d
@@ -21,7 +23,13 @@ QUARTERS = 0.63661977236758134
 """Quarter turns of an angle of 1: 2 / pi."""
 
 QUARTER = (1.57079637050628662109375, -4.37113900018624283e-8, -1.71512451e-15)
-"""pi / 2 in three float32: below 2^22 an angle keeps the digits of what is left of a quarter turn."""
+"""pi / 2 in three float32: of angles that are not large, what is left of a quarter turn keeps its digits."""
+
+LARGE = 20
+"""Exponent of angles from which on float32 has too few digits for what is left of a quarter turn."""
+
+TWO_OVER_PI = (0x028BE60D, 0xB9391054, 0xA7F09D5F, 0x47D4D377, 0x036D8A56, 0x64F10E41, 0x07F9458E)
+"""2 / pi times 2^218 in words: 5 bits before the point, and those behind it that an angle may need."""
 
 SINE = (-1.9515295891e-4, 8.3321608736e-3, -1.6666654611e-1)
 COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
@@ -62,20 +70,72 @@ def _series(coefficients: Sequence[float], x: Expr) -> Expr:
 
 
 def _turned(ahead: int, x: Expr) -> Expr:
-    """Return the sine of an angle, so many quarter turns ahead, within 2^-22; from 2^22 on, of one nearby."""
+    """Return the sine of an angle, so many quarter turns ahead, within 2^-22."""
     dtype = str(x.ty.dtype)
     x = kept(T.Cast("float32", x))
     quarters = kept(nearest(x * T.float32(QUARTERS)))
     rest = x
     for part in QUARTER:
         rest = _fma(quarters, T.float32(-part), rest)
-    rest = _if(T.float32(1) <= T.fabs(rest), 0.0, rest)
-    square = kept(rest * rest)
+    found = _sine(rest, _whole(quarters, T.fabs(quarters) < T.float32(WHOLE)) + T.int32(ahead))
+    if dtype != "float16":  # whose numbers are all below
+        size = kept(T.fabs(x))
+        is_large = tirx.And(T.float32(2.0**LARGE) <= size, size < T.float32(INF))
+        found = T.if_then_else(is_large, _large_sine(ahead, x), found)
+    return T.Cast(dtype, found)
+
+
+def _sine(rest: Expr, quadrant: Expr) -> Expr:
+    """Return the sine of what is left of some quarter turns."""
+    square, quadrant = kept(rest * rest), kept(quadrant)
     sine = _fma(_series(SINE, square), square * rest, rest)
     cosine = _fma(_series(COSINE, square), square * square, _fma(square, T.float32(-0.5), T.float32(1)))
-    quadrant = kept(_whole(quarters, T.fabs(quarters) < T.float32(WHOLE)) + T.int32(ahead))
     found = _if((quadrant & T.int32(1)) != T.int32(0), cosine, sine)
-    return T.Cast(dtype, _if((quadrant & T.int32(2)) != T.int32(0), -found, found))
+    return _if((quadrant & T.int32(2)) != T.int32(0), -found, found)
+
+
+def _large_sine(ahead: int, x: Expr) -> Expr:
+    """Return the same of a finite large angle: one expression, of which other angles compute nothing."""
+    names: list[tuple[Any, Expr]] = []
+
+    def name(value: Expr) -> Expr:
+        names.append((tirx.Var(f"large_{len(names)}", str(value.ty.dtype)), value))
+        return names[-1][0]
+
+    with using({"keep": name}):
+        bits = kept(T.reinterpret("uint32", x))
+        high, low = _turns(bits)
+        upper = T.Cast("float32", T.reinterpret("int32", high << T.uint32(2) | low >> T.uint32(30)))
+        lower = T.Cast("float32", low << T.uint32(2))
+        rest = _fma(lower, T.float32(QUARTER[0] * 2.0**-64), upper * T.float32(QUARTER[0] * 2.0**-32))
+        quadrant = (high >> T.uint32(29)) + T.uint32(1) >> T.uint32(1)
+        # sin(-x) = -sin(x), a half turn away; cos(-x) = cos(x)
+        quadrant += T.uint32(ahead) if ahead else bits >> T.uint32(31) << T.uint32(1)
+        found = _sine(rest, T.Cast("int32", quadrant))
+    for variable, value in reversed(names):
+        found = tirx.Let(variable, value, found)
+    return found
+
+
+def _turns(bits: Expr) -> tuple[Expr, Expr]:
+    """Return the size of an angle in turns of 2^64, without whole ones, in two words (Payne and Hanek, 1983).
+
+    Of 2 / pi only 96 bits matter: those before give whole turns, those behind less than the last bit. Nothing
+    overflows: TVM promises LLVM that sums and products of unsigned numbers do not.
+    """
+    place = kept((bits >> T.uint32(23) & T.uint32(255)) - T.uint32(127 + LARGE))
+    words = [T.uint32(word) for word in TWO_OVER_PI]
+    for step in (2, 1):
+        # A bit in all bits, not a condition: TVM takes seconds over choices nested in choices.
+        sign = T.reinterpret("int32", place << T.uint32(27 - step)) >> T.int32(31)
+        beyond = kept(T.reinterpret("uint32", sign))
+        words = [kept(a ^ (a ^ b) & beyond) for a, b in zip(words, words[step:], strict=False)]
+    turn = kept(place ^ T.uint32(31))
+    window = (d.intrinsic("uint32", "llvm.fshr", a, b, turn) for a, b in pairwise(words))
+    mantissa = kept(T.Cast("uint64", bits & T.uint32(0x7FFFFF) | T.uint32(1 << 23)))
+    first, second, third = (T.Cast("uint64", word) * mantissa for word in window)
+    low = kept(second + (third >> T.uint64(32)))
+    return kept(T.Cast("uint32", first + (low >> T.uint64(32)))), kept(T.Cast("uint32", low))
 
 
 sine, cosine = partial(_turned, 0), partial(_turned, 1)
