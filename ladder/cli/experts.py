@@ -18,6 +18,7 @@ from ladder.cli.problem import Problem, why_not_here
 from ladder.ir import gemm_reference
 from ladder.runtime.compile import ANY_M
 from ladder.runtime.experts import host_ranges
+from ladder.simulate.operator import relative_error, simulate
 from schedules.schedule import Plan
 from tile_types.arrays import torch_dtype
 from tile_types.errors import ParseError
@@ -141,8 +142,6 @@ def draw(problem: Problem, gemm: Gemm) -> ExpertOperands:
 
 def simulated_experts(problem: Problem, lowered: Lowered) -> SimulatedCheck:
     """Simulate the kernel for a few experts at a small shape, and compare it with float64."""
-    from ladder.simulate.operator import simulate
-
     schedule = lowered.plan.schedule_for(problem.m)
     m, n, k = small_shape(lowered.request.gemm, schedule, max(problem.m, 1))
     group = None if problem.ttype.is_block else problem.group or -1
@@ -166,6 +165,5 @@ def error_of(problem: Problem) -> float:
     moved = [None if t is None else t.to(place) for t in (drawn.bias, drawn.token_scale)]
     result = operator(drawn.x.to(place), packed, drawn.ranges.to(place), *moved)
     there = ~np.isnan(drawn.exact[:, 0])
-    exact = drawn.exact[there]
-    difference = result.double().cpu().numpy().reshape(len(there), -1)[there] - exact
-    return float(np.linalg.norm(difference) / (np.linalg.norm(exact) or 1.0))
+    found = result.double().cpu().numpy().reshape(len(there), -1)
+    return relative_error(found[there], drawn.exact[there])

@@ -335,9 +335,8 @@ def simulate_tokens(
         if wrong:
             findings.append(Finding("wrong values", f"{wrong} of {found.size} {name} are not as defined"))
     each = np.repeat(scale.reshape(len(x), -1), group or x.shape[1], axis=1)[:, : x.shape[1]]
-    error = np.linalg.norm(codes.astype(np.float64) * each - x.astype(np.float64))
-    size = float(np.linalg.norm(x.astype(np.float64)))
-    return replace(result, findings=tuple(findings), relative_error=float(error) / (size or 1.0))
+    error = relative_error(codes.astype(np.float64) * each, x.astype(np.float64))
+    return replace(result, findings=tuple(findings), relative_error=error)
 
 
 def quantized(x: Array, activation: str, limit: float, group: int = 0) -> tuple[Array, Array]:

@@ -185,6 +185,12 @@ def test_policy_serves_every_shape(name: str, activation: str, monkeypatch: pyte
             assert error <= _bound(op), f"N={n} K={k} M={m}: {error:.2e}"
 
 
+def _require_legal(op: ladder.Matmul, schedule: GpuSchedule) -> None:
+    """Skip what the GPU cannot run."""
+    if not is_legal(op.gemm, get_device(target_of(torch.device("cuda"))), schedule):
+        pytest.skip(f"{schedule} is not legal for {op.gemm.activation}")
+
+
 @pytest.mark.parametrize("activation", ["float16", "bfloat16", "int8", "fp8_e4m3"])
 @pytest.mark.parametrize("pipeline", list(PIPELINES))
 def test_each_pipeline_for_any_m(pipeline: str, activation: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +202,7 @@ def test_each_pipeline_for_any_m(pipeline: str, activation: str, monkeypatch: py
         weight, ttype, options = _quantized(n, k, name, activation)
         plan = Plan(((1 << 20, schedule),))
         op = ladder.Matmul(n, k, ttype, activation, bias=True, epilogue=("relu",), plan=plan, **options)
-        if not is_legal(op.gemm, get_device(target_of(torch.device("cuda"))), schedule):
-            pytest.skip(f"{schedule} is not legal for {activation}")
+        _require_legal(op, schedule)
         for m in (1, 8, 17, 130):
             error = _error(op, weight, m, monkeypatch)
             assert error <= _bound(op), f"N={n} K={k} M={m}: {error:.2e}"
@@ -238,8 +243,7 @@ def test_each_wgmma_schedule_for_any_m(shape: str, activation: str, monkeypatch:
         weight, ttype, options = _quantized(n, k, name, activation)
         plan = Plan(((1 << 20, schedule),))
         op = ladder.Matmul(n, k, ttype, activation, bias=True, epilogue=("relu",), plan=plan, **options)
-        if not is_legal(op.gemm, get_device(target_of(torch.device("cuda"))), schedule):
-            pytest.skip(f"{schedule} is not legal for {activation}")
+        _require_legal(op, schedule)
         for m in (1, 8, 17, 130, 257):
             error = _error(op, weight, m, monkeypatch)
             assert error <= _bound(op), f"N={n} K={k} M={m}: {error:.2e}"
