@@ -242,7 +242,6 @@ TOOLS = (
     Tool("numpy", "exact reference of types", REINSTALL, package("numpy"), required=True),
     Tool("ml_dtypes", "values of standard low-bit types", REINSTALL, package("ml_dtypes"), required=True),
     Tool("safetensors", "cached and exported weights", REINSTALL, package("safetensors")),
-    Tool("z3-solver", "proofs of fast decodes", REINSTALL, package("z3-solver")),
     Tool("onnx", "importing and exporting models", REINSTALL, package("onnx")),
     Tool(
         "linker",

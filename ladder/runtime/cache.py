@@ -87,8 +87,8 @@ def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str
     return digest.hexdigest()
 
 
-TOOLS = ("apache-tvm-ffi", "numpy", "ml_dtypes", "z3-solver")
-"""Distributions, besides TVM, whose version decides a kernel: how it is called, values of types, proofs."""
+TOOLS = ("apache-tvm-ffi", "numpy", "ml_dtypes")
+"""Distributions, besides TVM, whose version decides a kernel: how it is called, values of types."""
 
 
 @cache

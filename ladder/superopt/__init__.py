@@ -2,5 +2,5 @@
 
 `verifier` decides equality with a computed error bound, `expressions` prunes, `generator` searches,
 `partition` cuts larger programs into what these take.
-May import ``ladder.ir``, ``targets``, ``schedules`` and below; z3 is imported on first use.
+May import ``ladder.ir``, ``targets``, ``schedules`` and below.
 """

@@ -1,4 +1,4 @@
-"""Layouts of tiles in shared memory, chosen together by integer programming (z3).
+"""Layouts of tiles in shared memory, chosen together.
 
 Each tile has a few layouts. One has more bank conflicts, another more bytes; all tiles must fit.
 
@@ -144,28 +144,17 @@ def choose(candidates: Sequence[Candidate], budget: int) -> Mapping[str, TileLay
 
 
 def _solve(candidates: Sequence[Candidate], budget: int) -> Mapping[str, TileLayout]:
-    import z3
-
-    solver = z3.Optimize()
-    chosen = {c.name: [z3.Bool(f"{c.name} {i}") for i in range(len(c.options))] for c in candidates}
-    bytes_, cost = [], []
-    for candidate in candidates:
-        switches = chosen[candidate.name]
-        solver.add(z3.PbEq([(switch, 1) for switch in switches], 1))
-        for switch, option in zip(switches, candidate.options, strict=True):
-            bytes_.append(z3.If(switch, candidate.bytes(option), 0))
-            cost.append(z3.If(switch, candidate.cost(option), 0))
-    solver.add(z3.Sum(bytes_) <= budget)
-    solver.minimize(z3.Sum(cost))
-    solver.minimize(z3.Sum(bytes_))
-    if solver.check() != z3.sat:
-        raise ScheduleError(f"no layouts of the tiles fit {budget} bytes")
-    model = solver.model()
-    return {
-        c.name: next(
-            option
-            for switch, option in zip(chosen[c.name], c.options, strict=True)
-            if z3.is_true(model.evaluate(switch, model_completion=True))
-        )
-        for c in candidates
-    }
+    """Add tile by tile; of choices so far, those stay that none beats in accesses and bytes at once."""
+    best: list[tuple[int, int, dict[str, TileLayout]]] = [(0, 0, {})]
+    for c in candidates:
+        wider = [
+            (cost + c.cost(option), size + c.bytes(option), {**chosen, c.name: option})
+            for cost, size, chosen in best
+            for option in c.options
+        ]
+        best, least = [], budget + 1
+        for choice in sorted(wider, key=lambda choice: choice[:2]):
+            if choice[1] < least:
+                best.append(choice)
+                least = choice[1]
+    return best[0][2]

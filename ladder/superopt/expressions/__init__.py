@@ -5,14 +5,13 @@ and associate; mul distributes over add; ``a/z + b/z = (a+b)/z``, ``a·(b/z) = (
 ``(a/b)/c = a/(b·c)``; ``x = sum(1, x)``; ``sum(i, sum(j, x)) = sum(i·j, x)``; sum over add splits; mul and
 div by y move out of sum; ``exp(a+b) = exp(a)·exp(b)``; 1 is neutral. There is no axiom of cancellation.
 
-`normal` decides equality and subexpressions by a normal form, `oracle` asks z3 where the normal form
-grows too large. Whatever neither decides is kept.
+`normal` decides equality, `subexpression` whether one can occur in another, both by a normal form. What they
+do not decide is kept.
 """
 
 from __future__ import annotations
 
 from ladder.superopt.expressions.normal import Normal, UndecidedError, normal, variable
-from ladder.superopt.expressions.oracle import Pruner
-from ladder.superopt.expressions.subexpression import is_subexpression
+from ladder.superopt.expressions.subexpression import Pruner, is_subexpression
 
 __all__ = ["Normal", "Pruner", "UndecidedError", "is_subexpression", "normal", "variable"]

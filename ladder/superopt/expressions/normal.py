@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from typing import Any
 
 from ladder.ir.operator import AbstractExpression
@@ -244,43 +244,6 @@ def normal(value: AbstractExpression | Normal) -> Normal:
     if head in ARITHMETIC:
         return ARITHMETIC[head](*arguments)
     return exponential(*arguments) if head == "exp" else of_atom((head, *arguments))
-
-
-def as_expression(value: Normal) -> AbstractExpression:
-    """Return an abstract expression with this normal form."""
-    fractions = [
-        _polynomial_expression(numerator)
-        if denominator == UNIT
-        else ("div", _polynomial_expression(numerator), _polynomial_expression(denominator))
-        for denominator, numerator in value.fractions
-    ]
-    return reduce(lambda a, b: ("add", a, b), fractions)
-
-
-def _polynomial_expression(value: Polynomial) -> AbstractExpression:
-    terms = [term for term, count in value for _ in range(count)]
-    return reduce(lambda a, b: ("add", a, b), map(_monomial_expression, terms))
-
-
-def _monomial_expression(value: Monomial) -> AbstractExpression:
-    result: AbstractExpression = ("const", 1.0)
-    for atom, power in value:
-        for _ in range(power):
-            factor = _atom_expression(atom)
-            result = ("sum", atom[1], result) if atom[0] == "size" else ("mul", result, factor)
-    return result
-
-
-def _atom_expression(atom: Atom) -> AbstractExpression:
-    head, *rest = atom
-    if head == "var":
-        return str(rest[0])
-    if head == "fraction":
-        return as_expression(rest[0])
-    return (
-        head,
-        *(as_expression(argument) if isinstance(argument, Normal) else argument for argument in rest),
-    )
 
 
 def _is_expression(value: Any) -> bool:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
+from ladder.ir.operator import AbstractExpression
 from ladder.superopt.expressions.normal import (
     UNIT,
     Atom,
@@ -24,6 +26,7 @@ from ladder.superopt.expressions.normal import (
     expression,
     is_wrapped,
     monomial,
+    normal,
     of_polynomial,
     polynomial,
     times,
@@ -146,3 +149,40 @@ def quotient(a: Polynomial, b: Polynomial) -> Polynomial | None:
 def _order(term: Monomial, atoms: Sequence[Atom]) -> tuple[int, ...]:
     powers = dict(term)
     return tuple(powers.get(atom, 0) for atom in atoms)
+
+
+class Pruner:
+    """Decides whether values can occur in a program.
+
+    targets: Abstract expressions of the program's outputs.
+    enabled: False keeps everything (ablation).
+    """
+
+    def __init__(self, targets: Sequence[AbstractExpression | Normal], enabled: bool = True) -> None:
+        self.targets = tuple(normal(target) for target in targets)
+        self.enabled = enabled
+        self._answers: dict[Normal, bool] = {}
+
+    def normal(self, value: Any) -> Normal | None:
+        """Return the normal form, or None if it is too large or not wanted: nothing is known then."""
+        if not self.enabled:
+            return None
+        try:
+            return normal(value)
+        except UndecidedError:
+            return None
+
+    def keeps(self, value: Normal | None) -> bool:
+        """Return False only if the value is proved to occur in no program equal to a target."""
+        if not self.enabled or value is None:
+            return True
+        answer = self._answers.get(value)
+        if answer is None:
+            answer = self._answers[value] = self._ask(value)
+        return answer
+
+    def _ask(self, value: Normal) -> bool:
+        try:
+            return any(is_subexpression(value, target) for target in self.targets)
+        except UndecidedError:
+            return True

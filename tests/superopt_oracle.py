@@ -1,17 +1,14 @@
-"""The same question put to z3: the axioms, and that the part is not a subexpression, contradict each other.
-
-z3 answers where the normal form is too large; what it does not know in time decides nothing.
-"""
+"""Whether an expression can occur in another, by z3: the axioms contradict that it cannot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import reduce
 from typing import Any
 
+import z3
+
 from ladder.ir.operator import AbstractExpression
-from ladder.superopt.expressions.normal import Normal, UndecidedError, as_expression, factors, normal
-from ladder.superopt.expressions.subexpression import is_subexpression
+from ladder.superopt.expressions.normal import factors
 
 TIMEOUT_MS = 2000
 
@@ -23,9 +20,6 @@ class Oracle:
     """
 
     def __init__(self, timeout_ms: int = TIMEOUT_MS) -> None:
-        import z3
-
-        self.z3 = z3
         self.context = z3.Context()
         self.sort = z3.DeclareSort("Expression", self.context)
         self.solver = z3.Solver(ctx=self.context)
@@ -39,11 +33,11 @@ class Oracle:
         """Return an uninterpreted function of expressions."""
         key = (name, arity)
         if key not in self._functions:
-            self._functions[key] = self.z3.Function(name, *([self.sort] * (arity + 1)))
+            self._functions[key] = z3.Function(name, *([self.sort] * (arity + 1)))
         return self._functions[key]
 
     def _axioms(self) -> list[Any]:
-        z3, sub = self.z3, self.sub
+        sub = self.sub
         x, y, z = (z3.Const(name, self.sort) for name in "xyz")
         add, mul, div = (self.function(name, 2) for name in ("add", "mul", "div"))
         equalities = [
@@ -67,12 +61,12 @@ class Oracle:
     def term(self, value: AbstractExpression) -> Any:
         """Return an expression as a term: sum(k, x) is a product with the constant [k]."""
         if isinstance(value, str):
-            return self.z3.Const(f"var {value}", self.sort)
+            return z3.Const(f"var {value}", self.sort)
         head, *rest = value
         if head == "const":
-            return self.z3.Const(f"const {rest[0]}", self.sort)
+            return z3.Const(f"const {rest[0]}", self.sort)
         if head == "sum":
-            sizes = [self.z3.Const(f"size {factor}", self.sort) for factor in factors(rest[0])]
+            sizes = [z3.Const(f"size {factor}", self.sort) for factor in factors(rest[0])]
             return reduce(lambda inner, size: self.function("mul", 2)(size, inner), sizes, self.term(rest[1]))
         arguments = [self.term(argument) for argument in rest]
         function = self.function(head, len(arguments))
@@ -85,9 +79,9 @@ class Oracle:
         if head in ("add", "mul", "div") or key in self._contexts:
             return
         self._contexts.add(key)
-        names = [self.z3.Const(f"a{number}", self.sort) for number in range(function.arity())]
+        names = [z3.Const(f"a{number}", self.sort) for number in range(function.arity())]
         for name in names:
-            self.solver.add(self.z3.ForAll(names, self.sub(name, function(*names))))
+            self.solver.add(z3.ForAll(names, self.sub(name, function(*names))))
 
     def decide(self, part: AbstractExpression, whole: AbstractExpression) -> bool | None:
         """Return whether ``part`` occurs in something equal to ``whole``; None if z3 does not know in time.
@@ -96,55 +90,7 @@ class Oracle:
         """
         question = self.sub(self.term(part), self.term(whole))
         self.solver.push()
-        self.solver.add(self.z3.Not(question))
+        self.solver.add(z3.Not(question))
         answer = self.solver.check()
         self.solver.pop()
-        return True if answer == self.z3.unsat else False if answer == self.z3.sat else None
-
-
-@lru_cache(maxsize=1)
-def shared_oracle() -> Oracle:
-    """Return this process' oracle."""
-    return Oracle()
-
-
-class Pruner:
-    """Decides whether values can occur in a program.
-
-    targets: Abstract expressions of the program's outputs.
-    enabled: False keeps everything (ablation).
-    """
-
-    def __init__(self, targets: Sequence[AbstractExpression | Normal], enabled: bool = True) -> None:
-        self.targets = tuple(normal(target) for target in targets)
-        self.enabled = enabled
-        self._answers: dict[Normal, bool] = {}
-
-    def normal(self, value: Any) -> Normal | None:
-        """Return the normal form, or None if it is too large or not wanted: nothing is known then."""
-        if not self.enabled:
-            return None
-        try:
-            return normal(value)
-        except UndecidedError:
-            return None
-
-    def keeps(self, value: Normal | None) -> bool:
-        """Return False only if the value is proved to occur in no program equal to a target."""
-        if not self.enabled or value is None:
-            return True
-        answer = self._answers.get(value)
-        if answer is None:
-            answer = self._answers[value] = self._ask(value)
-        return answer
-
-    def _ask(self, value: Normal) -> bool:
-        try:
-            return any(is_subexpression(value, target) for target in self.targets)
-        except UndecidedError:
-            return self._ask_z3(value)
-
-    def _ask_z3(self, value: Normal) -> bool:
-        part = as_expression(value)
-        answers = (shared_oracle().decide(part, as_expression(target)) for target in self.targets)
-        return any(answer is not False for answer in answers)
+        return True if answer == z3.unsat else False if answer == z3.sat else None
