@@ -166,20 +166,21 @@ class Products:
             elif node.name == found["A"]:
                 continue
             else:
-                role = self.role(gemm, node)
+                role = self.role(gemm, node, region)
             found[role] = node.name
         return tuple(sorted(found.items()))
 
-    def role(self, gemm: Gemm, node: Node) -> str:
+    def role(self, gemm: Gemm, node: Node, region: Graph) -> str:
         """Return what an input is that belongs neither to the weight nor to the activations."""
+        if gemm.token_scale:  # shapes do not tell: of a single row, a bias may have more axes as well
+            return "bias" if reader_of(region, node.name) == "add" else "token_scale"
         if (gemm.bias or gemm.factor) and self.is_per_column(gemm, node.tile.shape):
             return "factor" if gemm.factor and node.tile.ttype.name == "float32" else "bias"
-        return "residual" if gemm.residual else "token_scale"
+        return "residual"
 
     def is_per_column(self, gemm: Gemm, shape: Shape) -> bool:
         """Tell whether an input is a number per column of the result; of a single row also in more axes."""
-        other = gemm.residual or gemm.token_scale
-        return shape == (gemm.n,) if other else product(shape) == gemm.n
+        return shape == (gemm.n,) if gemm.residual else product(shape) == gemm.n
 
     def convolution(self, node: Node) -> Subgraph:
         """Take a convolution with as much of what follows as pays."""
@@ -281,6 +282,12 @@ class Products:
 def is_exact(node: Node) -> bool:
     """Tell whether a node is a conversion that rounds where it stands."""
     return node.operator == "convert" and bool(dict(node.attributes).get("exact", False))
+
+
+def reader_of(graph: Graph, value: str) -> str:
+    """Return the operator that reads a value, past conversions and reshapes."""
+    reader = next(node for node in graph.nodes if value in node.inputs)
+    return reader_of(graph, reader.name) if reader.operator in ("convert", "reshape") else reader.operator
 
 
 def source_of(graph: Graph, value: str) -> str:

@@ -391,9 +391,12 @@ class Decoded(nn.Module):
         return h + self.linear(torch.sin(h))
 
 
-def test_what_is_added_to_a_single_row_is_its_bias() -> None:
-    """Whatever axes of one element it has."""
-    model = ladder.quantize_(Decoded(), "int4", group_size=32)
+@pytest.mark.parametrize("activation", ["float32", "int8", "fp8_e4m3"])
+def test_what_is_added_to_a_single_row_is_its_bias(activation: str) -> None:
+    """Whatever axes of one element it has, and whatever scales the row has beside it."""
+    types: dict[str, Any] = {"activation": activation} if activation != "float32" else {}
+    weight = "fp8_e4m3" if activation == "fp8_e4m3" else "int4"
+    model = ladder.quantize_(Decoded(), weight, group_size=32, **types)
     fast, ids = ladder.compile(model), torch.tensor([[3]])
     with torch.no_grad():
         for _ in range(2):

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from ladder.simulate.amd.wmma import CORES
+from ladder.simulate.gcn.host import written_bytes
 from ladder.simulate.gcn.launch import Program
-from ladder.simulate.gcn.listing import VCC, GcnError, Listing, encoded_bytes, parse_instruction
+from ladder.simulate.gcn.listing import (
+    VCC,
+    GcnError,
+    Listing,
+    encoded_bytes,
+    parse_instruction,
+    parse_listing,
+)
 from ladder.simulate.gcn.wave import Wave
 
 
@@ -43,6 +52,28 @@ def test_operands_and_modifiers() -> None:
     assert i.bits("op_sel", (0, 0, 0)) == (1, 0, 0)
     assert i.registers == {6, 10, 12, 0, 1}
     assert parse_instruction("s_and_saveexec_b64 s[0:1], vcc").registers == {512, 513, 512 + 106, 512 + 107}
+
+
+LOOP = """
+k:
+	s_mov_b32 s0, 4
+	.p2align	6
+.LBB0_1:
+	s_add_i32 s0, s0, -1
+	s_endpgm
+	.section	.rodata
+	.p2align	6, 0x0
+	.amdhsa_kernel k
+	.end_amdhsa_kernel
+  - .args:
+    .name:           k
+"""
+
+
+def test_what_is_skipped_before_an_aligned_loop_is_code_as_well() -> None:
+    listing = parse_listing(LOOP, "k")
+    assert listing.aligned == {1: 64}
+    assert written_bytes(listing, CORES["gfx1100"]) == 64 + 8
 
 
 def test_unknown_instructions_are_named() -> None:

@@ -16,7 +16,7 @@ from ladder.simulate.amd.wmma import CORES, HalfCore
 from ladder.simulate.expressions import GlobalBuffer
 from ladder.simulate.gcn import rdna
 from ladder.simulate.gcn.launch import Report, run
-from ladder.simulate.gcn.listing import GcnError, encoded_bytes, parse_listing
+from ladder.simulate.gcn.listing import GcnError, Listing, encoded_bytes, parse_listing
 from ladder.simulate.launch import bind_extents
 from ladder.simulate.memory import Tensor
 from ladder.simulate.program import Node, Plain
@@ -113,11 +113,15 @@ def require_same_code(assembly: str, binary: bytes, kernel: str, core: Core) -> 
 
     Raises GcnError if it does not: they are not of the same kernel.
     """
-    instructions = parse_listing(assembly, kernel).instructions
-    if isinstance(core, HalfCore):
-        written = sum(rdna.encoded_bytes(i, core.split) for i in instructions)
-    else:
-        written = sum(map(encoded_bytes, instructions))
-    held = code_bytes(binary, kernel)
+    written, held = written_bytes(parse_listing(assembly, kernel), core), code_bytes(binary, kernel)
     if written != held:
         raise GcnError(f"the assembly of {kernel} takes {written} bytes, the code object has {held}")
+
+
+def written_bytes(listing: Listing, core: Core) -> int:
+    """Return the bytes of a kernel's instructions, and of what fills the space before aligned ones."""
+    written = 0
+    for at, i in enumerate(listing.instructions):
+        written += -written % listing.aligned.get(at, 1)
+        written += rdna.encoded_bytes(i, core.split) if isinstance(core, HalfCore) else encoded_bytes(i)
+    return written

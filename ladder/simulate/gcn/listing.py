@@ -139,6 +139,7 @@ class Listing:
     name: Its symbol.
     instructions: In order.
     labels: Label -> index of the instruction behind it.
+    aligned: Index of an instruction -> bytes that its place is a multiple of, as loops begin.
     settings: ``.amdhsa_`` directive -> number.
     offsets: Where its arguments lie in the kernarg segment, and their bytes.
     """
@@ -146,6 +147,7 @@ class Listing:
     name: str
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    aligned: dict[int, int] = field(default_factory=dict)
     settings: dict[str, int] = field(default_factory=dict)
     offsets: list[tuple[int, int]] = field(default_factory=list)
 
@@ -198,6 +200,8 @@ def parse_listing(assembly: str, kernel: str) -> Listing:
         line = re.sub(r"\s+", " ", raw.split(";")[0]).strip()
         if line.endswith(":"):
             listing.labels[line[:-1]] = len(listing.instructions)
+        elif line.startswith(".p2align"):
+            listing.aligned[len(listing.instructions)] = 1 << int(line.split()[1].rstrip(","))
         elif line and not line.startswith("."):
             listing.instructions.append(parse_instruction(line))
     listing.settings = {name: int(value) for name, value in re.findall(r"\.amdhsa_(\w+) (\d+)", settings[1])}
