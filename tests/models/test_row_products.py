@@ -234,6 +234,21 @@ def test_windows_of_images_of_open_sizes() -> None:
     assert not fast.refused
 
 
+@needs_vectors
+@pytest.mark.parametrize("lasting", [True, False])
+def test_one_convolution_of_images_of_many_sizes(lasting: bool) -> None:
+    """Winograd's products serve a weight's large images, other products the small ones."""
+    torch.manual_seed(0)
+    head = nn.Conv2d(64, 91, 3, padding=1).eval().requires_grad_(not lasting)
+    fast = ladder.compile(lambda *images: [torch.relu(head(image)) for image in images])
+    images = [torch.randn(2, 64, size, size) for size in (16, 4, 8, 1, 2, 3)]
+    for _ in range(3):
+        with torch.no_grad():
+            for found, expected in zip(fast(*images), (head(image).relu() for image in images), strict=True):
+                assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert not fast.refused
+
+
 def test_convolutions_without_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels cannot be built, torch computes a convolution and what follows it, node by node."""
 

@@ -112,8 +112,7 @@ def _bind_rows(memory: Workspace, step: PlanStep) -> Bound:
 
 def _panels_of(memory: Workspace, rows: Rows, value: str, lasting: Mapping[str, Keep]) -> Ordered | None:
     """Return the holder of a matrix in panels, one for the steps of all sizes; None where it may change."""
-    form = rows.form
-    keep, key = lasting.get(form.matrix), (value, form.turned, form.columns, form.depth)
+    keep, key = lasting.get(rows.form.matrix), rows.ordered_as(value)
     if keep is not None and key not in memory.panels:
         memory.panels[key] = keep(rows.order)
     return memory.panels.get(key)
@@ -124,7 +123,7 @@ def _rows_of_constants(
 ) -> Bound:
     """Return the call for a matrix that stays; all frames of a plan share its panels."""
     form, kept = rows.form, memory.owner.in_order
-    name = outside[form.matrix]
+    name = rows.ordered_as(outside[form.matrix])
     if name not in kept:
         kept[name] = rows.order(matrix, matrix)
     beside = [

@@ -68,8 +68,8 @@ class BoundPlan:
         self.arguments = CallArguments(self.changed, are_open=bool(self.names))
         self.owned: dict[str, torch.Tensor] = {}
         """Input of the graph -> tensor that every call brings, as `own` was told."""
-        self.in_order: dict[str, torch.Tensor] = {}
-        """Input of the graph that stays -> the matrix in panels, as kernels of rows read it."""
+        self.in_order: dict[Any, torch.Tensor] = {}
+        """(Input of the graph that stays, how it is stored) -> the matrix in panels, for row kernels."""
         self.layers: dict[str, tuple[Any, ...]] = {}
         """Recurrent weight that stays -> the weights of its layer as kernels take them."""
         self.operators: dict[str, CompiledGemm] = {}

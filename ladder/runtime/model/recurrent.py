@@ -158,7 +158,7 @@ def _of_known_sizes(
     steps, batch, inputs = memory.now.numbers(memory.owner.plan.tiles[values["x"]].shape)()
     if not steps or not batch:
         return None
-    key = f"gates of {values['w']}"
+    key = values["w"], "gates"
     if key not in kept:
         kept[key] = panels(made.matrix.t(), known_registers(get_device(target_of(memory.owner.where))))
     gates = torch.empty(steps * batch, made.matrix.shape[1])

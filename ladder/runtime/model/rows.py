@@ -60,6 +60,7 @@ class Rows:
     def __init__(self, graph: Graph, now: CallSizes, where: torch.device) -> None:
         self.graph, self.form = graph, as_row_product(graph)
         self.registers = known_registers(get_device(target_of(where)))
+        self.winograd = takes_winograd(self.form, self.registers)
         self.numbers = now.numbers(size_names(self.form.chain))
         self.chain = graph_run(self.form.chain, now, where)
         node = next(node for node in graph.nodes if node.operator in ("matmul", "contract"))
@@ -79,9 +80,11 @@ class Rows:
     def order(self, weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return the matrix as kernels read it."""
         matrix = self.matrix(weight)
-        if takes_winograd(self.form, self.registers):
-            matrix = with_winograd(matrix)
-        return panels(matrix, self.registers)
+        return panels(with_winograd(matrix) if self.winograd else matrix, self.registers)
+
+    def ordered_as(self, value: str) -> tuple[str, bool, int, int, bool]:
+        """Return what tells a matrix in order from others: the value that it is, and how kernels read it."""
+        return value, self.form.turned, self.form.columns, self.form.depth, self.winograd
 
     def by_torch(
         self, x: torch.Tensor, weight: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
