@@ -51,36 +51,50 @@ def _resized(node: Asked) -> Found:
 def _conv_transposed(node: Asked) -> Found:
     (x, w, *_), given = node.shapes, node.given
     rank = len(x) - 2
-    if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"") or "output_shape" in given:
-        return None
-    if not all(isinstance(extent, int) for extent in w):
+    if "output_shape" in given or not all(isinstance(extent, int) for extent in w):
         return None
     strides, gaps = (given.get(name) or [1] * rank for name in ("strides", "dilations"))
+    features, mode = product([w[1], given.get("group", 1)]), given.get("auto_pad", b"NOTSET")
+    if mode in (b"SAME_UPPER", b"SAME_LOWER"):
+        return [x[0], features, *(product(pair) for pair in zip(x[2:], strides, strict=True))]
+    if mode == b"VALID":
+        return None
     extra, pads = given.get("output_padding") or [0] * rank, given.get("pads") or [0] * 2 * rank
     found = [
         total([product([strides[at], total([x[2 + at], -1])]), rest])
         for at in range(rank)
         for rest in [extra[at] + gaps[at] * (int(w[2 + at]) - 1) + 1 - pads[at] - pads[rank + at]]
     ]
-    return [x[0], product([w[1], given.get("group", 1)]), *found]
+    return [x[0], features, *found]
 
 
 def _convolved(node: Asked, at: int) -> Found:
     """Return the shape of a convolution by operand ``at``: windows of known sizes over open axes."""
-    x, w, given = node.shapes[0], node.shapes[at], node.given
-    rank = len(x) - 2
-    if not all(isinstance(extent, int) for extent in w):
-        return None
+    x, w = node.shapes[0], node.shapes[at]
+    kernel = [extent for extent in w[2:] if isinstance(extent, int)]
+    return [x[0], w[0], *_window_counts(x[2:], kernel, node.given)] if len(kernel) == len(w) - 2 else None
+
+
+def _pooled(node: Asked) -> Found:
+    x = node.shapes[0]
+    return [*x[:2], *_window_counts(x[2:], node.given["kernel_shape"], node.given)]
+
+
+def _window_counts(
+    extents: Sequence[Extent], kernel: Sequence[int], given: Mapping[str, Any]
+) -> list[Extent]:
+    """Return how many windows an image has along each axis; none begins in the padding after it."""
+    rank, mode = len(kernel), given.get("auto_pad", b"NOTSET")
     strides, gaps = (given.get(name) or [1] * rank for name in ("strides", "dilations"))
-    mode, pads = given.get("auto_pad", b"NOTSET"), given.get("pads") or [0] * 2 * rank
-    if mode in (b"SAME_UPPER", b"SAME_LOWER"):
-        steps = zip(x[2:], strides, strict=True)
-        return [x[0], w[0], *(floordiv(total([extent, step - 1]), step) for extent, step in steps)]
-    found = [x[0], w[0]]
-    for at in range(rank):
-        more = 0 if mode == b"VALID" else pads[at] + pads[at + rank]
-        span = total([x[2 + at], more - gaps[at] * (int(w[2 + at]) - 1) - 1])
-        found.append(total([floordiv(span, strides[at]), 1]))
+    pads = [0] * 2 * rank if mode == b"VALID" else given.get("pads") or [0] * 2 * rank
+    found = []
+    for at, (extent, step) in enumerate(zip(extents, strides, strict=True)):
+        beyond = pads[at + rank] - gaps[at] * (kernel[at] - 1) - 1 + step
+        if mode in (b"SAME_UPPER", b"SAME_LOWER"):
+            beyond = step - 1
+        else:
+            beyond = pads[at] + (min(beyond, 0) + step - 1 if given.get("ceil_mode", 0) else beyond)
+        found.append(floordiv(total([extent, beyond]), step))
     return found
 
 
@@ -188,6 +202,7 @@ RULES: Mapping[str, Rule] = {
     "Resize": _resized,
     "Upsample": lambda node: _resized(node._replace(version=10)),
     "ConvTranspose": _conv_transposed,
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pooled),
     "ConvInteger": lambda node: _convolved(node, 1),
     "QLinearConv": lambda node: _convolved(node, 3),
     "STFT": _stft,
@@ -225,8 +240,12 @@ RULES: Mapping[str, Rule] = {
 FURTHER: Mapping[str, Rule] = {
     "com.microsoft::DynamicQuantizeLSTM": lambda node: (_steps(node) or ())[1:],
     "ai.onnx.ml::TreeEnsembleClassifier": _scored,
+    "MaxPool": _pooled,
 }
 """Operator -> rule for the shape of each further result, of the same type but for those of `FLOATS`."""
+
+PREFERRED = frozenset(("MaxPool", "AveragePool", "LpPool", "ConvTranspose"))
+"""Operators of which the standard's rules count windows that its text does not have."""
 
 FLOATS = frozenset(("ai.onnx.ml::TreeEnsembleRegressor", "ai.onnx.ml::TreeEnsembleClassifier"))
 """Operators whose results are float32, where the standard's rules say no other type."""
@@ -256,7 +275,9 @@ def completed(
     shapes = [shape_of(info) for info in infos]
     rule, result = RULES.get(key), dict(found)
     usual = shape_of(result.get(node.output[0]))
-    if rule is None or (usual is not None and all(isinstance(extent, int) for extent in usual)):
+    if rule is None:
+        return result
+    if key not in PREFERRED and usual is not None and all(isinstance(extent, int) for extent in usual):
         return result
     if any(name and shape is None for name, shape in zip(node.input, shapes, strict=True)):
         return result
@@ -274,7 +295,7 @@ def completed(
         result[node.output[0]] = tensor_info(code, shape)
     other = None if further is None else further(asked)
     if other is not None:
-        of = onnx.TensorProto.FLOAT if key in FLOATS else code
+        of = onnx.TensorProto.INT64 if key == "MaxPool" else usual_code if key in FLOATS else code
         result |= {name: tensor_info(of, other) for name in node.output[1:] if name}
     return result
 

@@ -21,6 +21,7 @@ from ladder.frontend.onnx_sizes import require_as_many
 from ladder.frontend.onnx_values import Known, divided
 from ladder.ir.extents import canonical, larger, only_adds, product, smaller, total
 from ladder.ir.shapes import broadcast_shapes
+from ladder.runtime.onnx_ops.moves import sliced_places
 from tile_types.tile import Extent
 
 
@@ -214,14 +215,14 @@ def _backward(call: Call, value: str, axis: int, start: Extent, end: Extent, ste
     extent = call.im.shape(value)[axis]
     if not (isinstance(start, int) and isinstance(end, int) and isinstance(extent, int) and step):
         raise call.refuse("a negative step needs known sizes")
-    found = range(*slice(start, end, step).indices(extent))
+    found = sliced_places(start, end, step, extent)
     return mirrored(call.im, value, axis, found.start if found else 0, len(found), -step)
 
 
 def _bounds(call: Call, extent: Extent, start: Extent, end: Extent, step: int) -> tuple[Extent, Extent]:
     """Return where a slice begins and how many elements it has."""
     if isinstance(start, int) and isinstance(end, int) and isinstance(extent, int):
-        found = range(*slice(start, end, step).indices(extent))
+        found = sliced_places(start, end, step, extent)
         return found.start if len(found) else 0, len(found)
     first, last = _place(call, start, extent), _place(call, end, extent)
     span = larger(total([last, product([-1, first])]), 0)

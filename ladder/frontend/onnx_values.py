@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ladder.ir.extents import canonical, floordiv, larger, product, quotient, smaller, total
+from ladder.runtime.onnx_ops.moves import sliced_places
 from tile_types.arrays import own_name
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
@@ -160,10 +161,10 @@ def _sliced(given: Mapping[str, Any], x: Known, *bounds: Known) -> Known | None:
     starts, ends, *rest = (bound.array.tolist() for bound in bounds)
     axes = rest[0] if rest else range(len(starts))
     steps = rest[1] if len(rest) > 1 else [1] * len(starts)
-    box = [slice(None)] * x.array.ndim
+    array = x.array
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
-        box[axis] = slice(start, end if step > 0 or end > -(1 << 31) else None, step)
-    return _normal(x.array[tuple(box)])
+        array = array.take(sliced_places(start, end, step, array.shape[axis]), axis)
+    return _normal(array)
 
 
 def _unsqueezed(given: Mapping[str, Any], x: Known, axes: Known) -> Known:

@@ -48,6 +48,27 @@ def test_slices_are_clamped(start: int, end: int, step: int, monkeypatch: pytest
         assert torch.equal(compiled(x), x[:, start:end:step] + 1), n
 
 
+@pytest.mark.parametrize(("start", "wanted"), [(-9, [0]), (-1, [3, 2, 1, 0]), (9, [3, 2, 1, 0]), (1, [1, 0])])
+def test_slices_backwards_begin_at_an_element(start: int, wanted: list[int]) -> None:
+    """What is before the first element is clamped to it, as ONNX states; Python has nothing there."""
+    bounds = {"s": [start], "e": [-99], "a": [1], "t": [-1]}
+    x = torch.arange(8.0).reshape(2, 4)
+    assert torch.equal(ladder.compile(model("Slice", bounds))(x), x[:, wanted] + 1)
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_transposed_convolutions_of_the_same_size(mode: str) -> None:
+    """Extents are multiplied by the strides, whatever padding of the result is asked for."""
+    h, kind = onnx.helper, onnx.TensorProto.FLOAT
+    held = [onnx.numpy_helper.from_array(np.arange(1, 4, dtype=np.float32).reshape(1, 1, 3), "w")]
+    node = h.make_node("ConvTranspose", ["x", "w"], ["y"], auto_pad=mode, strides=[2], output_padding=[1])
+    takes = [h.make_tensor_value_info("x", kind, [1, 1, "n"])]
+    graph = h.make_graph([node], "g", takes, [h.make_tensor_value_info("y", kind, None)], held)
+    compiled = ladder.compile(h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8))
+    found = compiled(torch.tensor([[[1.0, 10.0, 100.0]]]))
+    assert found.flatten().tolist() == [2, 13, 20, 130, 200, 300]
+
+
 @pytest.mark.parametrize("ids", IDS, ids=str)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_numbers_beyond_an_axis_are_refused(
@@ -96,6 +117,16 @@ WINDOWS = {
         "MaxPool",
         {"kernel_shape": [3], "strides": [2], "ceil_mode": 1},
         lambda x, w: F.max_pool1d(x, 3, 2, ceil_mode=True),
+    ),
+    "MaxPool that begins in no padding": (
+        "MaxPool",
+        {"kernel_shape": [1], "strides": [2], "ceil_mode": 1},
+        lambda x, w: F.max_pool1d(x, 1, 2, ceil_mode=True),
+    ),
+    "AveragePool up": (
+        "AveragePool",
+        {"kernel_shape": [2], "strides": [3], "pads": [0, 1], "ceil_mode": 1},
+        lambda x, w: F.avg_pool1d(x, 2, 3, ceil_mode=True),
     ),
     "AveragePool": (
         "AveragePool",

@@ -114,6 +114,12 @@ def _split(op: Operation, x: Any, sizes: Any = None) -> Any:
     return tuple(torch.split(x, asked, axis))
 
 
+def sliced_places(start: int, end: int, step: int, extent: int) -> range:
+    """Return the indices of a slice; one that goes backwards begins at the first element or behind it."""
+    found = range(*slice(start, end, step).indices(extent))
+    return range(0, found.stop, step) if extent and found.start < 0 else found
+
+
 def _slice(
     op: Operation, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
 ) -> Any:
@@ -121,9 +127,7 @@ def _slice(
     chosen = op.axes(axes) or list(range(len(begin)))
     strides = op.axes(steps, "steps") or [1] * len(begin)
     for axis, first, last, step in zip(chosen, begin, end, strides, strict=True):
-        places = range(
-            *slice(first, last if step > 0 or last > -(1 << 31) else None, step).indices(x.shape[axis])
-        )
+        places = sliced_places(first, last, step, x.shape[axis])
         forward = places if step > 0 else places[::-1]
         box = [slice(None)] * x.ndim
         box[axis] = slice(forward.start, forward.stop, forward.step) if len(forward) else slice(0, 0)
