@@ -151,6 +151,6 @@ def simulated_check(problem: Problem, lowered: Lowered) -> SimulatedCheck:
         operands.bias,
         operands.token_scale,
         expected=exact,
-        cancellation=cancellation(operands, exact),
+        cancellation=cancellation([operands], exact),
     )
     return SimulatedCheck.of((m, n, k), result)

@@ -13,12 +13,12 @@ from ladder.api.experts import GroupedMatmul
 from ladder.api.lowered import Lowered
 from ladder.cli.check import SimulatedCheck, small_shape
 from ladder.cli.console import Progress, silent
-from ladder.cli.operands import activations, make_weight
+from ladder.cli.operands import Operands, activations, cancellation, make_weight
 from ladder.cli.problem import Problem, why_not_here
 from ladder.ir import gemm_reference
 from ladder.runtime.compile import ANY_M
 from ladder.runtime.experts import host_ranges
-from ladder.simulate.operator import relative_error, simulate
+from ladder.simulate.operator import simulate
 from schedules.schedule import Plan
 from tile_types.arrays import torch_dtype
 from tile_types.errors import ParseError
@@ -43,6 +43,7 @@ class ExpertOperands:
     ranges: int32 offsets ``[E + 1]`` or, if masked, counts ``[E]``.
     bias, token_scale: ``[E, N]`` and a scale per row, or None.
     exact: float64 ``[rows, N]``; NaN in rows of no expert.
+    cancellation: Of the products of all experts.
     """
 
     x: torch.Tensor
@@ -51,6 +52,12 @@ class ExpertOperands:
     bias: torch.Tensor | None
     token_scale: torch.Tensor | None
     exact: Any
+    cancellation: float
+
+    @property
+    def owned(self) -> Any:
+        """Which rows an expert has."""
+        return ~np.isnan(self.exact[:, 0])
 
 
 def run_experts(problem: Problem, *, check: bool = True, step: Progress = silent) -> GemmReport:
@@ -60,7 +67,7 @@ def run_experts(problem: Problem, *, check: bool = True, step: Progress = silent
 
     Raises LadderError if the problem cannot be, or a compiler is missing or fails.
     """
-    from ladder.cli.gemm import compiled_report
+    from ladder.cli.gemm import compared, compiled_report
 
     if not problem.device.is_gpu:
         raise ParseError("a launch of several experts' products is a kernel of GPUs: name one as --target")
@@ -83,9 +90,8 @@ def run_experts(problem: Problem, *, check: bool = True, step: Progress = silent
     if reason or not check:
         return replace(report, not_run=f"{reason or 'not asked to'}; the kernel was compiled, but not run")
     step("running, and computing the exact result in float64")
-    error = error_of(problem)
-    passed = report.passed is not False and error <= report.tolerance
-    return replace(report, relative_error=error, passed=passed)
+    drawn = draw(problem, operator_of(problem).gemm)
+    return compared(report, run(problem, drawn), drawn.exact[drawn.owned], drawn.cancellation)
 
 
 def operator_of(problem: Problem, plan: Plan | None = None) -> GroupedMatmul:
@@ -129,15 +135,17 @@ def draw(problem: Problem, gemm: Gemm) -> ExpertOperands:
         bias = torch.randn(problem.experts, problem.n, generator=random).to(torch_dtype(gemm.output))
     given = torch.tensor(counts if problem.masked else [0, *accumulate(counts)], dtype=torch.int32)
     exact = np.full((rows, problem.n), np.nan)
-    single = replace(gemm, experts=0, masked=False)
+    single, products = replace(gemm, experts=0, masked=False), []
     for expert, start, stop in host_ranges(gemm, given, rows):
         if start < stop:
             own = None if bias is None else bias[expert]
             scales = None if scale is None else scale[start:stop]
+            products.append(Operands(x[start:stop], weights[expert], own, scales))
             exact[start:stop] = gemm_reference(single, x[start:stop], weights[expert], own, scales)
+    cancelled = cancellation(products, np.nan_to_num(exact))
     shape = (problem.experts, problem.m) if problem.masked else (rows,)
     scale = None if scale is None else scale.reshape(shape)
-    return ExpertOperands(x.reshape(*shape, problem.k), weights, given, bias, scale, exact)
+    return ExpertOperands(x.reshape(*shape, problem.k), weights, given, bias, scale, exact, cancelled)
 
 
 def simulated_experts(problem: Problem, lowered: Lowered) -> SimulatedCheck:
@@ -151,19 +159,22 @@ def simulated_experts(problem: Problem, lowered: Lowered) -> SimulatedCheck:
     drawn = draw(small, operator.gemm)
     packed = operator.pack(drawn.weights)
     result = simulate(
-        operator, drawn.x, packed, drawn.bias, drawn.token_scale, ranges=drawn.ranges, expected=drawn.exact
+        operator,
+        drawn.x,
+        packed,
+        drawn.bias,
+        drawn.token_scale,
+        ranges=drawn.ranges,
+        expected=drawn.exact,
+        cancellation=drawn.cancellation,
     )
     return SimulatedCheck.of((m, n, k), result)
 
 
-def error_of(problem: Problem) -> float:
-    """Run the kernel on the target and return its error, relative to float64."""
+def run(problem: Problem, drawn: ExpertOperands) -> Any:
+    """Run the kernel on the target; returns the rows of experts."""
     operator = operator_of(problem)
-    drawn = draw(problem, operator.gemm)
-    place = "cuda" if problem.device.is_gpu else "cpu"
-    packed = operator.pack(drawn.weights, place)
-    moved = [None if t is None else t.to(place) for t in (drawn.bias, drawn.token_scale)]
-    result = operator(drawn.x.to(place), packed, drawn.ranges.to(place), *moved)
-    there = ~np.isnan(drawn.exact[:, 0])
-    found = result.double().cpu().numpy().reshape(len(there), -1)
-    return relative_error(found[there], drawn.exact[there])
+    packed = operator.pack(drawn.weights, "cuda")
+    moved = [None if t is None else t.cuda() for t in (drawn.bias, drawn.token_scale)]
+    result = operator(drawn.x.cuda(), packed, drawn.ranges.cuda(), *moved)
+    return result.double().cpu().numpy().reshape(len(drawn.exact), -1)[drawn.owned]

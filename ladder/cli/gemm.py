@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -194,9 +195,16 @@ def multiply(operator: Matmul, operands: Operands, packed: PackedWeight) -> torc
 def checked(report: GemmReport, operands: Operands, gemm: Gemm, result: torch.Tensor) -> GemmReport:
     """Compare a result with float64 on the decoded weights."""
     exact = gemm_reference(gemm, operands.x, operands.weight, operands.bias, operands.token_scale)
-    found = result.double().cpu().numpy()
-    usual = report.tolerance * cancellation(operands, exact)
-    tolerance, error = explained(exact, NUMPY[gemm.output], usual), relative_error(found, exact)
+    return compared(report, result.double().cpu().numpy(), exact, cancellation([operands], exact))
+
+
+def compared(report: GemmReport, found: Any, exact: Any, cancelled: float) -> GemmReport:
+    """Add the error of results, and whether it is more than rounding explains.
+
+    cancelled: `cancellation` of what was multiplied.
+    """
+    tolerance = explained(exact, NUMPY[report.output], report.tolerance * cancelled)
+    error = relative_error(found, exact)
     # A NaN fails too: it is within nothing.
     passed = report.passed is not False and error <= tolerance
     return replace(report, relative_error=error, tolerance=tolerance, passed=passed)

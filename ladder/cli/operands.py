@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,24 +65,34 @@ def make_operands(problem: Problem, gemm: Gemm) -> Operands:
     return Operands(activations(x, gemm.activation), weight, bias, token_scale)
 
 
-def cancellation(operands: Operands, exact: Any) -> float:
+def cancellation(products: Sequence[Operands], exact: Any) -> float:
     """Return by what factor, at least 1, the error may exceed that of many results whose terms do not cancel.
 
     Rounding an operand errs relative to its products: where they cancel, the error grows by the norm of their
     sums, were they independent, over that of the results. It averages over many results only; the error of
     few may be `RARE` standard deviations of the largest above its mean (Gaussian concentration).
+
+    products, exact: What is multiplied, one or each expert's, and all their results.
     """
     import numpy as np
 
-    x, weight = operands.x.double().cpu().numpy(), operands.weight.dequantize("float64")
-    if operands.token_scale is not None:
-        x = x * operands.token_scale.double().cpu().numpy()[:, None]
-    rows, columns = np.square(x), np.square(np.asarray(weight))
-    size = float(np.linalg.norm(exact)) or 1.0
-    terms = float(np.sqrt(rows.sum(0) @ columns.sum(0))) / size
-    most, widest = rows.max(0, initial=0.0), columns.max(0, initial=0.0)
-    largest = min((most @ columns.T).max(), (rows @ widest).max(initial=0.0))
-    return max(1.0, terms, (terms + RARE * float(np.sqrt(largest)) / size) / BOUNDED)
+    size, terms, largest = float(np.linalg.norm(exact)) or 1.0, 0.0, 0.0
+    for rows, columns in map(_squares, products):
+        terms += float(rows.sum(0) @ columns.sum(0))
+        most, widest = rows.max(0, initial=0.0), columns.max(0, initial=0.0)
+        largest = max(largest, float(min((most @ columns.T).max(), (rows @ widest).max(initial=0.0))))
+    share = math.sqrt(terms) / size
+    return max(1.0, share, (share + RARE * math.sqrt(largest) / size) / BOUNDED)
+
+
+def _squares(product: Operands) -> tuple[Any, Any]:
+    """Return the squares of activations ``[M, K]``, scales included, and of weights ``[N, K]``."""
+    import numpy as np
+
+    x = product.x.double().cpu().numpy()
+    if product.token_scale is not None:
+        x = x * product.token_scale.double().cpu().numpy()[:, None]
+    return np.square(x), np.square(np.asarray(product.weight.dequantize("float64")))
 
 
 def make_weight(problem: Problem, random: torch.Generator) -> QuantizedTensor:

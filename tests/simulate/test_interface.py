@@ -172,7 +172,7 @@ def test_decoded_weights_may_be_rounded_once_whatever_the_number_of_results(
         operands = make_operands(problem, problem.gemm)
         weight, x = operands.weight.dequantize("float64").numpy(), operands.x.double().numpy()
         exact, found = x @ weight.T, (x @ weight.astype(kind).astype(np.float64).T).astype(kind)
-        bound = BOUNDS[activation] * cancellation(operands, exact)
+        bound = BOUNDS[activation] * cancellation([operands], exact)
         assert not judged(SimulationResult((found,), (), {}, ()), exact, bound).findings
         wrong = (2 * exact).astype(kind)
         assert judged(SimulationResult((wrong,), (), {}, ()), exact, bound).findings or bound > 1

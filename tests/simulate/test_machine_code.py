@@ -241,7 +241,7 @@ def _first_without_spills(
         try:
             result = operator.simulate(
                 lowered, operands.x, pack(gemm, form.device, operands.weight), None, operands.token_scale,
-                expected=exact, cancellation=cancellation(operands, exact), stage="code",
+                expected=exact, cancellation=cancellation([operands], exact), stage="code",
             )  # fmt: skip
         except GcnError as error:
             if "scratch" not in str(error):

@@ -89,7 +89,7 @@ def check(target: str, activation: str, weight: str, m: int) -> None:
         None,
         operands.token_scale,
         expected=exact,
-        cancellation=cancellation(operands, exact),
+        cancellation=cancellation([operands], exact),
     )
     assert not result.findings, result.report()
     assert result.blocks[0] == result.blocks[1]
