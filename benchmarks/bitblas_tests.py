@@ -20,23 +20,23 @@ from benchmarks.harness import write_record
 
 FOLDER = Path("testing", "python")
 RUN = (
-    "operators/test_general_matmul_bf16.py",
-    "operators/test_general_matmul_fp8.py",
-    "operators/test_general_matmul_ops_backend.py",
-    "operators/test_general_matmul_ops_backend_tir.py",
-    "operators/test_general_matmul_ops_backend_tl.py",
-    "operators/test_general_matmul_ops_int4.py",
     "operators/test_general_matmul_ops_nf4.py",
-    "operators/test_ladder_permutate_ops.py",
-    "operators/test_lop3_permutate_ops.py",
-    "operators/test_quant_compress_ops.py",
+    "operators/test_general_matmul_ops_backend_tl.py",
+    "operators/test_general_matmul_ops_backend_tir.py",
+    "operators/test_general_matmul_ops_backend.py",
+    "operators/test_general_matmul_bf16.py",
     "module/test_bitblas_linear.py",
+    "operators/test_general_matmul_fp8.py",
+    "cache/test_operator_cache.py",
+    "operators/test_general_matmul_ops_int4.py",
+    "operators/test_quant_compress_ops.py",
+    "operators/test_lop3_permutate_ops.py",
+    "operators/test_ladder_permutate_ops.py",
+    "cache/test_operator_cache_spin_lock.py",
     "module/test_repack_from_gptq.py",
     "module/test_repack_from_gptq_v2.py",
-    "cache/test_operator_cache.py",
-    "cache/test_operator_cache_spin_lock.py",
 )
-"""Files of tests of what users call."""
+"""Files of tests of what users call, the slowest first."""
 
 SCHEDULERS = "tests BitBLAS's own schedulers, TVM passes and TileLang programs, none of which are here"
 ATTENTION = (
@@ -90,9 +90,10 @@ def run(checkout: Path, device: str, workers: int, only: str) -> list[Outcome]:
     files = [str(checkout / FOLDER / name) for name in RUN]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "benchmarks.bitblas_plugin"]
+        command = [sys.executable, "-m", "pytest", "-v", "-ra", "-p", "benchmarks.bitblas_plugin"]
         command += ["-c", "/dev/null", "--rootdir", str(checkout), "-p", "no:cacheprovider"]
-        command += ["-n", str(workers), "--bitblas-device", device, f"--junitxml={report}"]
+        command += ["-n", str(workers), "--maxschedchunk=1", "--bitblas-device", device]
+        command += [f"--junitxml={report}"]
         subprocess.run([*command, f"-k={only}", *files], check=False)
         return outcomes(report) if report.exists() else []
 
