@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+from diffusers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    DiffusersAutoQuantizer,
+)
 from diffusers.quantizers.base import DiffusersQuantizer
 from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 
@@ -29,6 +33,7 @@ from ladder.integrations.loading import (
     opened,
     owned,
     require_shape,
+    settling,
 )
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, DeviceError, LadderError
@@ -186,3 +191,6 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 
 AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = LadderConfig
 AUTO_QUANTIZER_MAPPING[METHOD] = LadderQuantizer
+DiffusersAutoQuantizer.merge_quantization_configs = settling(
+    DiffusersAutoQuantizer.merge_quantization_configs
+)

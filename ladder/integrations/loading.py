@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,44 @@ class Settings:
         ours = {name: value for name, value in self.options.items() if name in LINEAR_OPTIONS}
         return {name: value for name, value in self.options.items() if name not in ours}, ours
 
+    def settle(self, given: Settings) -> None:
+        """Take what is given for a model that was saved with these settings: options of layers, no others.
+
+        Raises CheckpointError if its weights are said to be other than they are stored.
+        """
+        stored, wanted = self.to_dict(), given.to_dict()
+        for name, value in wanted.items():
+            if name in LINEAR_OPTIONS:
+                self.options[name] = value
+            elif value is not None and value != stored.get(name):
+                raise CheckpointError(
+                    f"the model was saved with {name} = {stored.get(name)!r}, {value!r} is asked for: load it"
+                    " without a quantization_config, or quantize the model that it was made of"
+                )
+
     @property
     def has_gradients(self) -> bool:
         """Tell whether linear layers have gradients for their inputs: those that quantize these have none."""
         return self.options.get("activation") in (None, *TYPES.values())
+
+
+def settling(merge: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a library's function that joins a saved configuration and a given one, so that ours agree.
+
+    Without it, the library warns that the given one is passed over.
+    """
+
+    def merged(stored: Any, given: Any) -> Any:
+        found = merge(stored, given)
+        if isinstance(given, Settings):
+            if not isinstance(found, Settings):
+                raise CheckpointError(
+                    f"the model was saved with {type(found).__name__}, which is no {METHOD!r}"
+                )
+            found.settle(given)
+        return found
+
+    return merged
 
 
 def linear_layers(model: torch.nn.Module, skipped: Iterable[str]) -> set[str]:

@@ -21,7 +21,12 @@ import torch
 from transformers import AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.quantizers import (
+    AutoHfQuantizer,
+    HfQuantizer,
+    register_quantization_config,
+    register_quantizer,
+)
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ladder.api.linear import LINEAR_OPTIONS, Linear
@@ -50,6 +55,7 @@ from ladder.integrations.loading import (
     owned,
     require_shape,
     require_whole,
+    settling,
 )
 from ladder.integrations.transformers_plan import LayerPlan
 from tile_types import QuantizedTensor
@@ -336,6 +342,9 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
     def is_trainable(self) -> bool:
         """Tell whether gradients pass through quantized layers; experts have none."""
         return self.quantization_config.has_gradients and not self.stacks
+
+
+AutoHfQuantizer.merge_quantization_configs = settling(AutoHfQuantizer.merge_quantization_configs)
 
 
 def keep_apart(model: Any) -> None:

@@ -139,6 +139,8 @@ def test_wrong_use_is_named(folder: Path, tmp_path: Path) -> None:
         )
     config = LadderConfig("int4", group_size=16)
     kind.from_pretrained(folder / "unet", quantization_config=config).save_pretrained(tmp_path / "saved")
+    with pytest.raises(ladder.CheckpointError, match="saved with weight = 'int4', 'int8' is asked for"):
+        kind.from_pretrained(tmp_path / "saved", quantization_config=LadderConfig("int8"))
     arrays = load_file(tmp_path / "saved" / FILE)
     prefix = "time_embedding.linear_1.weight."
     parts = {name: value for name, value in arrays.items() if name.startswith(prefix)}

@@ -169,6 +169,23 @@ def test_skipped_modules_and_errors(folder: Path) -> None:
         quantizer.take(model, "lm_head", model.lm_head.weight)
 
 
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+def test_settings_given_for_a_saved_model_hold_or_are_refused(folder: Path, tmp_path: Path) -> None:
+    auto, options = transformers.AutoModelForCausalLM, LadderConfig("int4", group_size=GROUP)
+    auto.from_pretrained(folder, quantization_config=options).save_pretrained(tmp_path / "saved")
+    for other, name in (
+        (LadderConfig("int8"), "weight"),
+        (LadderConfig("int4", group_size=16), "group_size"),
+    ):
+        with pytest.raises(ladder.CheckpointError, match=f"saved with {name} = .* is asked for"):
+            auto.from_pretrained(tmp_path / "saved", quantization_config=other)
+    model = auto.from_pretrained(
+        tmp_path / "saved", quantization_config=LadderConfig("int4", activation="int8")
+    )
+    assert {layer._activation for layer in quantized_layers(model).values()} == {"int8"}
+    assert model.config.quantization_config.options == {"group_size": GROUP, "activation": "int8"}
+
+
 def without(path: Path, prefix: str) -> None:
     """Write the arrays of a folder again but those whose names begin so."""
     kept = {name: array for name, array in load_file(path).items() if not name.startswith(prefix)}
