@@ -52,51 +52,64 @@ def read_mxfp4(layer: Layer) -> tuple[QuantizedTensor, ...]:
     )
 
 
-def fp8_shape(layer: Layer) -> Shape:
+FP8_TYPES = ("float8_e4m3fn", "float8_e5m2")
+
+
+def _is_fp4(layer: Layer, name: str) -> bool:
+    """Tell bytes that hold two e2m1 codes each, low half first."""
+    return layer[name].dtype == "int8" and layer.config.get("quant_method") == "fp8"
+
+
+def fp8_shape(layer: Layer, name: str) -> Shape:
     """Return [N, K] or, of experts, [E, N, K]."""
-    shape = layer.shape("")
-    layer.require_type("", "float8_e4m3fn", "float8_e5m2")
+    shape = layer.shape(name)
     layer.require(len(shape) in (2, 3), f"its weight has the shape {list(shape)}")
-    return shape
+    return (*shape[:-1], 2 * shape[-1]) if _is_fp4(layer, name) else shape
 
 
-def read_fp8(layer: Layer) -> QuantizedTensor | tuple[QuantizedTensor, ...]:
-    """Read fp8 codes with one scale per block."""
-    fp8_shape(layer)
-    layer.require_type("_scale_inv", *SCALE_NAMES)
-    codes, scale = layer.tensor(""), layer.tensor("_scale_inv")
+def read_fp8(layer: Layer, codes_name: str, scale_name: str) -> QuantizedTensor | tuple[QuantizedTensor, ...]:
+    """Read fp8, or pairs of fp4, with one scale per block."""
+    import torch
+
+    extents = fp8_shape(layer, codes_name)
+    layer.require_type(scale_name, *SCALE_NAMES, "uint8")
+    codes, scale = layer.tensor(codes_name), layer.tensor(scale_name)
     meaning = layer.option("weight_scale_semantics", str, "")
     layer.require(meaning in ("", "inverse"), f"scales that are {meaning!r} are not read")
     if meaning:
-        layer.require_type("_scale_inv", "float32")
+        layer.require_type(scale_name, "float32")
         scale = scale.reciprocal()
-    if codes.ndim == 2:
-        return _fp8_matrix(layer, codes, scale)
+    if scale.dtype == torch.uint8:
+        scale = scale.view(torch.float8_e8m0fnu)
+    if len(extents) == 2:
+        return _matrix(layer, codes, scale)
     layer.require(scale.ndim == 3 and len(scale) == len(codes), "scales are not of as many experts")
-    return tuple(_fp8_matrix(layer, *pair) for pair in zip(codes, scale, strict=True))
+    return tuple(_matrix(layer, *pair) for pair in zip(codes, scale, strict=True))
 
 
-def _fp8_matrix(layer: Layer, codes: torch.Tensor, scale: torch.Tensor) -> QuantizedTensor:
+def _matrix(layer: Layer, codes: torch.Tensor, scale: torch.Tensor) -> QuantizedTensor:
     import torch
 
     from tile_types import QuantizedTensor, get_type
 
-    n, k = codes.shape
+    pairs = codes.dtype == torch.int8
+    n, k = codes.shape[0], codes.shape[1] * (2 if pairs else 1)
     if scale.ndim < 2 and scale.numel() in (1, n):
         scale = scale.reshape(-1, 1)
     layer.require(scale.ndim == 2 and 0 not in scale.shape, f"scales have the shape {list(scale.shape)}")
     rows, columns = scale.shape
-    block = stated_block(layer, n, k, rows, columns)
+    block = stated_block(layer, n, k, rows, columns) if not pairs else (1, k // columns)
     if block is None and (-(-n // BLOCK[0]), -(-k // BLOCK[1])) == (rows, columns):
         block = BLOCK
     block = block or (group_of(layer, n, rows), group_of(layer, k, columns))
+    layer.require(not pairs or (rows == n and columns * block[1] == k), f"{rows} x {columns} scales of fp4")
     return QuantizedTensor(
-        get_type(EIGHT_BIT[layer[""].dtype]),
+        get_type("fp4_e2m1" if pairs else EIGHT_BIT[str(codes.dtype).removeprefix("torch.")]),
         (n, k),
         codes.view(torch.uint8),
         block,
         scale=scale,
-        scale_type=SCALE_NAMES[layer["_scale_inv"].dtype],
+        scale_type=SCALE_NAMES[str(scale.dtype).removeprefix("torch.")],
     )
 
 
@@ -112,14 +125,22 @@ MXFP4 = Format(
     dtype="bfloat16",
     doc="gpt-oss experts",
 )
-FP8 = Format(
-    "fp8-blocks",
-    "_scale_inv",
-    lambda layer: layer[""].dtype.startswith("float8"),
-    fp8_shape,
-    read_fp8,
-    methods=("fp8", *AUTO_ROUND),
-    parts=("",),
-    result="",
-    doc="fp8 with scales of blocks (DeepSeek-V3, Qwen3)",
-)
+
+
+def _fp8(*names: str) -> Format:
+    """Return the format of codes and scales by two names."""
+    codes, scale = names
+    return Format(
+        "fp8-blocks",
+        scale,
+        lambda layer: layer[codes].dtype in FP8_TYPES or _is_fp4(layer, codes),
+        lambda layer: fp8_shape(layer, codes),
+        lambda layer: read_fp8(layer, codes, scale),
+        methods=("fp8", "mxfp8", *AUTO_ROUND),
+        parts=(codes,),
+        result=codes,
+        doc="fp8 and fp4 with scales of blocks (DeepSeek, Qwen3, Mistral)",
+    )
+
+
+FP8 = (_fp8("", "_scale_inv"), _fp8(".weight", ".scale"), _fp8(".weight", ".qscale_weight"))

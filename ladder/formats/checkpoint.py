@@ -8,10 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ladder.formats import awq, bitsandbytes, blocks, compressed, gptq, hqq, modelopt, native, torchao
+from ladder.formats import (
+    awq,
+    bitnet,
+    bitsandbytes,
+    blocks,
+    compressed,
+    gptq,
+    hqq,
+    mlx,
+    modelopt,
+    native,
+    torchao,
+)
 from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
 from ladder.formats.gguf import SPLIT, read_gguf
-from ladder.formats.layer import Format, Layer, Loaded, Shape
+from ladder.formats.layer import SCALES, Format, Layer, Loaded, Shape
 from ladder.formats.pickled import read_pickled
 from tile_types.errors import (
     CacheError,
@@ -37,18 +49,25 @@ FORMATS = (
     modelopt.NVFP4,
     modelopt.MXFP4,
     modelopt.INT4,
-    blocks.FP8,
+    *blocks.FP8,
     compressed.EIGHT,
     blocks.MXFP4,
     bitsandbytes.FOUR,
     bitsandbytes.EIGHT,
     hqq.FORMAT,
+    mlx.FORMAT,
+    bitnet.FORMAT,
     torchao.FORMAT,
     native.FORMAT,
 )
 """In the order in which they are tried."""
 
-CONFIGS = (("config.json", "quantization_config"), ("quantize_config.json", ""), ("quant_config.json", ""))
+CONFIGS = (
+    ("config.json", "quantization_config"),
+    ("config.json", "quantization"),
+    ("quantize_config.json", ""),
+    ("quant_config.json", ""),
+)
 """File of a folder -> the key that describes the quantization; empty for the whole file."""
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -300,7 +319,7 @@ def assign(
 
 def _is_claimed(name: str, config: Mapping[str, Any]) -> bool:
     """Tell whether an array must be part of a quantized tensor, by its name or by the configuration."""
-    forms = [form for form in FORMATS if name.endswith(form.key)]
+    forms = [form for form in FORMATS if name.endswith(form.key) and form.key not in GENERIC]
     return name.endswith(DISTINCT) or any(config.get("quant_method") in form.methods for form in forms)
 
 
@@ -310,11 +329,14 @@ def _require_plain(rest: Mapping[str, Stored], arrays: Arrays, config: Mapping[s
     stated = [form for form in FORMATS if method in form.methods]
     beside = (*BESIDE_CODES, *(part for form in stated for part in form.parts if part not in GENERIC))
     known = bool(stated) or method in (None, *OWN_METHODS)
+    described = bool(stated) or (method is None and bool(config))  # MLX names no method
     for name, stored in rest.items():
         require(not _is_lost(name, arrays), f"{name} is there without its description")
         require(not name.endswith(beside), f"{name} is there without the codes that it belongs to")
-        code = _is_code(stored, named=known)
-        require(not (code and stated), f"{name} is {stored.dtype}, and the scales of such codes are missing")
+        code = _is_code(stored) if known else stored.dtype not in PLAIN
+        require(
+            not (code and described), f"{name} is {stored.dtype}, and the scales of such codes are missing"
+        )
         require(known or not code, f"{name} is {stored.dtype}; the method {method!r} is not read")
     for name in torchao.part_names(arrays.metadata):
         require(name not in rest, f"{name} is there without the rest of its tensor")
@@ -326,11 +348,10 @@ def _is_lost(name: str, arrays: Arrays) -> bool:
     return prefix != name and any(prefix + suffix in arrays for suffix in native.ARRAYS)
 
 
-def _is_code(stored: Stored, *, named: bool) -> bool:
-    """Tell a matrix of what a method that quantizes stores as codes only; `named`: integers by their name."""
-    weight = stored.dtype in ("int8", "uint8", "int16", "int32")
-    weight &= not named or stored.name.endswith(CODE_NAMES)
-    return len(stored.shape) >= 2 and (weight or stored.dtype in ("float8_e4m3fn", "float8_e5m2"))
+def _is_code(stored: Stored) -> bool:
+    """Tell a matrix of what a method that quantizes stores as codes only: fp8, and integers by their name."""
+    integers = stored.dtype in INTEGERS and stored.name.endswith(CODE_NAMES)
+    return len(stored.shape) >= 2 and (integers or stored.dtype in blocks.FP8_TYPES)
 
 
 def _is_smoothed(name: str, arrays: Arrays, layers: Mapping[str, Any]) -> bool:
@@ -371,6 +392,12 @@ SMOOTHING = ".pre_quant_scale"
 
 OWN_METHODS = ("ladder", "torchao")
 """Methods whose tensors are told without them."""
+
+PLAIN = (*SCALES, "float64")
+"""Types of arrays beside which a method that is not read stores others as codes."""
+
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
+"""Types of words of codes."""
 
 CODE_NAMES = (".weight", "_weight", ".codes", ".indices", "._data", ".dqweight", ".qweight")
 """Suffixes of codes, of what is not read too (AQLM, VPTQ, quanto, HIGGS, FP-Quant)."""

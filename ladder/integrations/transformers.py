@@ -2,8 +2,7 @@
 
 Importing this module registers the quantization method ``"ladder"``, also for models that were saved with it:
 transformers has no entry point for that. It needs transformers 5. Linear layers and stacked experts
-(`ladder.api.stacked_experts`) are quantized; embeddings stay. Quantized embeddings are not loaded into models
-yet: `load_pretrained` says so by name.
+(`ladder.api.stacked_experts`) are quantized; embeddings stay, and those of other tools are dequantized.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ from ladder.api.stacked_experts import (
     uninstall,
 )
 from ladder.formats.checkpoint import Checkpoint
+from ladder.formats.files import require
 from ladder.integrations import transformers_experts as experts
 from ladder.integrations.loading import (
     METHOD,
@@ -128,14 +128,16 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         self.held: dict[str, QuantizedTensor] = {}
         self.failed: LadderError | None = None
         self.linear: set[str] = set()
+        self.tables: dict[str, torch.Tensor] = {}
         self.stacks: dict[str, tuple[str, str]] = {}
         self.device_map: Mapping[str, Any] | None = None
         self.plan: LayerPlan | None = None
 
     def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
-        """Tell whether a parameter is the weight of a linear layer, or of experts, that is not skipped."""
+        """Tell whether a parameter is the weight of a linear layer that is not skipped, of experts or a table."""
         name, _, parameter = param_name.rpartition(".")
-        return param_name in self.stacks or (parameter == "weight" and name in self.linear)
+        known = param_name in self.stacks or param_name in self.tables
+        return known or (parameter == "weight" and name in self.linear)
 
     def get_quantize_ops(self) -> LadderQuantize:
         """Return what quantizes a weight."""
@@ -235,6 +237,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
                 info.mismatched_keys.clear()  # nor another error in place of this one
                 raise self.failed
             held = {name if name in self.stacks else f"{name}.weight" for name in self.held}
+            held |= self.tables.keys()
+            self._fill_tables(model)
             lost = {name for name in info.missing_keys - held if not is_within(name, exempt)}
             info.missing_keys -= held | lost  # the error says it, no log beside it
             experts = {path for name, (path, _) in self.stacks.items() if name in self.held}
@@ -259,9 +263,9 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
                 if name in self.linear:
                     require_shape(model.get_submodule(name), name, self.held[name])
                 self._empty(model, name)
-        self._require_all(
-            checkpoint, model, {stored[source] for found in wanted.values() for source in found}
-        )
+        self.tables = tables(model, stored, checkpoint)
+        taken = {*self.tables, *(source for found in wanted.values() for source in found)}
+        self._require_all(checkpoint, model, {stored[source] for source in taken})
         parts = {part.name for _, layer in checkpoint.layers.values() for part in layer.parts.values()}
         parts |= set(filter(partial(_is_of_inputs, checkpoint), checkpoint.plain))
         named = parts | set(names_in(model, parts))  # transformers compares what its rules make of them
@@ -269,13 +273,25 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
         model._keys_to_ignore_on_load_unexpected = ignored | {f"^{name}$" for name in patterns}  # type: ignore[assignment]
 
+    def _fill_tables(self, model: Any) -> None:
+        """Put the dequantized tables of embeddings into a model, and into heads that are tied to them."""
+        for name, values in self.tables.items():
+            path = name.removesuffix(".weight")
+            values = values.to(device_of(self.device_map, path))
+            model.get_submodule(path).weight = torch.nn.Parameter(values, requires_grad=False)
+        if self.tables:
+            model.tie_weights()
+
     def _require_all(self, checkpoint: Checkpoint, model: torch.nn.Module, taken: set[str]) -> None:
-        """Raise `CheckpointError` if a quantized tensor has no place in the model."""
+        """Raise `CheckpointError` if a quantized tensor has no place in the model, or none is quantized."""
+        method = checkpoint.config.get("quant_method")
+        none = f"{checkpoint.path}: no tensor is stored quantized, the configuration says {method!r}"
+        require(bool(taken) or method is None, none)
         for name in checkpoint.layers:
             if name not in taken:
                 raise CheckpointError(
-                    f"{checkpoint.path}: {name} ({checkpoint.entry(name).format}) is no linear layer"
-                    f" or expert of {type(model).__name__}: embeddings are not loaded into models yet"
+                    f"{checkpoint.path}: {name} ({checkpoint.entry(name).format}) is no linear layer,"
+                    f" embedding or expert of {type(model).__name__}"
                 )
 
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
@@ -373,6 +389,24 @@ def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> dict[str,
     found = [(name, module) for name, module in model.named_modules() if is_experts(module)]
     kept = [(name, module) for name, module in found if not is_within(name, skipped)]
     return {f"{name}.{stack}": (name, stack) for name, module in kept for stack in stacks(module)}
+
+
+def tables(
+    model: torch.nn.Module, stored: Mapping[str, str], checkpoint: Checkpoint
+) -> dict[str, torch.Tensor]:
+    """Dequantize the tables of embeddings: they are read by rows, and heads may be tied to them.
+
+    stored: Names in the model -> names in the checkpoint.
+    Raises CheckpointError if a table is of another shape.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        weight = f"{name}.weight"
+        if isinstance(module, torch.nn.Embedding) and weight in stored:
+            found[weight] = checkpoint.dequantize(stored[weight], module.weight.dtype)
+            have, want = list(found[weight].shape), list(module.weight.shape)
+            require(have == want, f"{checkpoint.path}: {weight} is {have}, not {want}")
+    return found
 
 
 def _is_of_inputs(checkpoint: Checkpoint, name: str) -> bool:

@@ -1,7 +1,7 @@
 """Write the small checkpoints of ``files/`` with the formats' own tools, and the digests of their own values.
 
 Run in an environment of its own, which needs gguf, compressed-tensors, bitsandbytes, torchao, hqq, autoawq,
-gptqmodel and nvidia-modelopt; the tests need none of them:
+gptqmodel, mlx-cpu and nvidia-modelopt; the tests need none of them:
 
     python tests/formats/make_files.py [name ...]
 """
@@ -251,6 +251,22 @@ def fp8_blocks(kind: Any = torch.float32) -> Case:
     return arrays, config, {"layer.weight": own}
 
 
+def fp8_exponents(pairs: bool) -> Case:
+    """MXFP8, whose exponents are bytes, and DeepSeek-V4's fp4 of experts, two codes a byte."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    random = torch.Generator().manual_seed(61)
+    octets = torch.randint(0, 0x78, (N, K // 2 if pairs else K), generator=random, dtype=torch.uint8)
+    codes = octets.view(torch.int8 if pairs else torch.float8_e4m3fn)
+    scale = torch.randint(110, 130, (N, K // 32), generator=random, dtype=torch.uint8)
+    own = Fp8Dequantize._dequantize_one(Fp8Dequantize(None), codes, scale, torch.float32)
+    if pairs:
+        arrays = {"layer.weight": codes, "layer.scale": scale.view(torch.float8_e8m0fnu)}
+        return arrays, {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"layer.weight": own}
+    arrays = {"layer.weight": codes, "layer.weight_scale_inv": scale}
+    return arrays, {"quant_method": "mxfp8", "weight_block_size": [1, 32]}, {"layer.weight": own}
+
+
 def gptqmodel_fp8(method: str, kind: str = "float8_e4m3fn", block: tuple[int, int] | None = None) -> Case:
     """What GPTQModel stores: scales divide; its products multiply by their reciprocals."""
     from gptqmodel.nn_modules.qlinear.fp8 import quantize_fp8_weight
@@ -275,6 +291,34 @@ def hqq(bits: int, *, axis: int = 1, dtype: Any = torch.float16) -> Case:
     layer = HQQLinear(linear, options, compute_dtype=dtype, device="cpu")
     state = {f"layer.{name}": value for name, value in layer.state_dict().items() if value is not None}
     return state, {"quant_method": "hqq"}, {"layer.weight": layer.dequantize()}
+
+
+def mlx(bits: int = 4, dtype: Any = torch.float16, mode: str = "affine", experts: int = 0) -> Case:
+    import mlx.core as mx
+
+    values = mx.array(weight(53, N * max(experts, 1)).numpy()).astype(getattr(mx, str(dtype)[6:]))
+    config = {"group_size": 64, "bits": bits} if mode == "affine" else {"mode": mode}
+    stored = mx.quantize(values, **config)
+    own = torch.from_numpy(np.array(mx.dequantize(*stored, **config).astype(mx.float32)))
+    kinds = (torch.uint32, dtype, dtype) if mode == "affine" else (torch.uint32, torch.uint8)
+    arrays = {}
+    for name, array, kind in zip(("weight", "scales", "biases"), stored, kinds, strict=False):
+        wide = array.astype(mx.float32) if kind in (torch.float16, torch.bfloat16) else array
+        part = torch.from_numpy(np.array(wide)).to(kind)
+        arrays[f"layer.{name}"] = part.view(experts, N, -1) if experts else part
+    own = own.to(dtype if mode == "affine" else torch.bfloat16)
+    return arrays, config, {"layer.weight": own.view(experts, N, K) if experts else own}
+
+
+def bitnet(kind: str) -> Case:
+    """What transformers packs; its layers multiply by codes and divide or multiply by the scale after."""
+    from transformers.integrations.bitnet import pack_weights
+
+    codes = weight(59).mul(10).round().clamp(-1, 1).to(torch.int8)
+    scale = torch.tensor([4.0 if kind == "bitlinear" else 0.25], dtype=torch.bfloat16)
+    arrays = {"layer.weight": pack_weights(codes.clone()), "layer.weight_scale": scale}
+    config = {"quant_method": "bitnet", "linear_class": kind, "quantization_mode": "offline"}
+    return arrays, config, {"layer.weight": codes * 0.25}
 
 
 def torchao(kind: str) -> Case:
@@ -419,10 +463,17 @@ CASES: dict[str, Callable[[], Case]] = {
     "gptqmodel_fp8_tensor": lambda: gptqmodel_fp8("tensor", "float8_e5m2"),
     "gptqmodel_fp8_block": lambda: gptqmodel_fp8("block", block=(16, 64)),
     "fp8_blocks": fp8_blocks,
+    "fp8_blocks_bytes": lambda: fp8_exponents(False),
+    "fp8_blocks_fp4": lambda: fp8_exponents(True),
     "fp8_blocks_e8m0": lambda: fp8_blocks(torch.float8_e8m0fnu),
     **{f"hqq_{bits}bit": lambda bits=bits: hqq(bits) for bits in (1, 2, 3, 4, 8)},
     "hqq_bfloat16": lambda: hqq(4, dtype=torch.bfloat16),
     "hqq_axis0": lambda: hqq(4, axis=0),
+    **{f"mlx_{bits}bit": lambda bits=bits: mlx(bits) for bits in (2, 3, 4, 5, 6, 8)},
+    "mlx_bfloat16": lambda: mlx(4, torch.bfloat16),
+    "mlx_experts": lambda: mlx(4, experts=2),
+    **{f"mlx_{mode}": lambda mode=mode: mlx(mode=mode) for mode in ("mxfp4", "mxfp8", "nvfp4")},
+    **{f"bitnet_{kind}": lambda kind=kind: bitnet(kind) for kind in ("bitlinear", "autobitlinear")},
     **{
         f"torchao_{kind}": lambda kind=kind: torchao(kind)
         for kind in (

@@ -179,6 +179,10 @@ def replaced(
     return lambda arrays: arrays.update({name: value(arrays[name])})
 
 
+def copied(name: str, to: str) -> Callable[[dict[str, torch.Tensor]], object]:
+    return lambda arrays: arrays.update({to: arrays[name].clone()})
+
+
 MIXED_UP: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = {
     "scales missing": ("gptq_v2_4bit", without("layer.scales"), "scales"),
     "zero points of other groups": ("gptq_v2_4bit", replaced("layer.qzeros", lambda x: x[:1]), "groups"),
@@ -200,6 +204,15 @@ MIXED_UP: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]
         replaced("model.layers.0.mlp.experts.gate_up_proj_scales", lambda x: x[:1]),
         "_scales",
     ),
+    "offsets missing": ("mlx_4bit", without("layer.biases"), "offsets"),
+    "groups of another size": ("mlx_4bit", replaced("layer.scales", lambda x: x[:, :1]), "groups of 64"),
+    "words without scales": ("mlx_4bit", without("layer.scales"), "scales of such codes are missing"),
+    "offsets beside exponents": ("mlx_mxfp4", copied("layer.scales", "layer.biases"), "offsets"),
+    "codes that are no ternary ones": (
+        "bitnet_bitlinear",
+        replaced("layer.weight", lambda x: x | 3),
+        "codes",
+    ),
     "no statistics": ("bnb_int8", without("layer.weight"), "SCB"),
 }
 
@@ -210,9 +223,14 @@ def test_contradictions_are_named(what: str, tmp_path: Path) -> None:
     arrays = load_file(FILES / f"{name}.safetensors")
     change(arrays)
     save_file({key: value.contiguous() for key, value in arrays.items()}, tmp_path / "model.safetensors")
+    config = EXPECTED[f"{name}.safetensors"]["config"] if name.startswith(OF_A_CONFIGURATION) else {}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
     with pytest.raises(ladder.CheckpointError, match=word):
         load_all(tmp_path)
 
+
+OF_A_CONFIGURATION = ("mlx", "bitnet")
+"""Files that nothing but their configuration tells."""
 
 SILENT: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = {
     "bits of another type": ("bnb_nf4", replaced("layer.weight", lambda x: x.bool()), "weight is bool"),
@@ -275,12 +293,18 @@ def test_layers_may_differ_from_the_configuration_where_it_says_so(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("method", "name", "kind"), [("aqlm", "a.codes", torch.int8), ("qqq", "a.B", torch.int32)]
+    ("method", "name", "kind"),
+    [
+        ("aqlm", "a.codes", torch.int8),
+        ("qqq", "a.B", torch.int32),
+        ("spqr", "a.dense_weights", torch.int64),
+        ("sinq", "a.b", torch.uint32),
+    ],
 )
 def test_methods_that_are_not_read_are_named(
     method: str, name: str, kind: torch.dtype, tmp_path: Path
 ) -> None:
-    save_file({name: torch.zeros(4, 4, dtype=kind)}, tmp_path / "model.safetensors")
+    save_file({name: torch.zeros(4, dtype=kind)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": method}}))
     with pytest.raises(ladder.CheckpointError, match=rf"{name}.*'{method}' is not read"):
         ladder.load_checkpoint(tmp_path)

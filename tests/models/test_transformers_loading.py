@@ -377,6 +377,36 @@ def test_models_of_other_tools(folder: Path, tmp_path: Path, form: str) -> None:
     assert torch.equal(logits(again), logits(model))
 
 
+def test_embeddings_of_other_tools_are_dequantized(folder: Path, tmp_path: Path) -> None:
+    """MLX and others quantize the table, under the model's own name of it, and tie the head to it."""
+    store(folder, tmp_path / "stored", "fp8-blocks")
+    path, table = tmp_path / "stored" / "model.safetensors", "model.embed_tokens.weight"
+    arrays = load_file(path)
+    del arrays["lm_head.weight"]
+    arrays |= {f"model.embed_tokens.{part}": value for part, value in as_fp8(arrays[table]).items()}
+    save_file(arrays, path, metadata={"format": "pt"})
+    config = json.loads((tmp_path / "stored" / "config.json").read_text())
+    (tmp_path / "stored" / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
+    auto = transformers.AutoModelForCausalLM
+    model, info = load_pretrained(auto, tmp_path / "stored", output_loading_info=True)
+    assert not any(info.values())
+    wanted = ladder.load_checkpoint(tmp_path / "stored").dequantize(table, torch.float32)
+    assert torch.equal(model.model.embed_tokens.weight, wanted)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path / "ours")
+    again = auto.from_pretrained(tmp_path / "ours").eval()
+    assert torch.equal(logits(again), logits(model.eval()))
+
+
+def test_a_model_of_which_nothing_is_quantized_is_refused(folder: Path) -> None:
+    """As BitNet's weights for training: transformers quantizes them at every product."""
+    config = json.loads((folder / "config.json").read_text())
+    method = {"quant_method": "bitnet", "quantization_mode": "online"}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    with pytest.raises(ladder.CheckpointError, match=r"no tensor is stored quantized, .* 'bitnet'"):
+        load_pretrained(transformers.AutoModelForCausalLM, folder)
+
+
 def test_a_tensor_that_is_no_layer_is_named(folder: Path, tmp_path: Path) -> None:
     store(folder, tmp_path / "stored", "fp8-blocks")
     path = tmp_path / "stored" / "model.safetensors"
