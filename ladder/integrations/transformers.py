@@ -134,7 +134,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         self.plan: LayerPlan | None = None
 
     def param_needs_quantization(self, model: torch.nn.Module, param_name: str, **kwargs: Any) -> bool:
-        """Tell whether a parameter is the weight of a linear layer that is not skipped, of experts or a table."""
+        """Tell whether a parameter is the weight of a layer that is not skipped, of experts or of a table."""
         name, _, parameter = param_name.rpartition(".")
         known = param_name in self.stacks or param_name in self.tables
         return known or (parameter == "weight" and name in self.linear)
