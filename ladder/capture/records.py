@@ -81,7 +81,7 @@ class Record:
     `calls_cached`: whether its guard calls functions behind `functools.cache`.
     `where`: the lines of all frames at its graph break, the innermost last.
     `follows`: the resume points that may come next. `unseen`: whether it ends the program, or at another
-    branch, and changes nothing but the roots `changed`.
+    branch, and changes nothing but the roots `changed`. `handed`: as `heap.mock.handed_roots` says.
     `side`: which side of a branch it is, if it begins at one. `depth`, `branches`: as in `Ending`.
     """
 
@@ -99,6 +99,7 @@ class Record:
     follows: tuple[ResumePoint, ...] = ()
     unseen: bool = False
     changed: frozenset[int] = frozenset()
+    handed: tuple[int | None, ...] = ()
     assumed: Assumed | None = None
     calls_cached: bool = False
     side: bool | None = None
@@ -117,6 +118,21 @@ class Record:
     def is_open(self) -> bool:
         """Whether its graph is for open sizes."""
         return self.graph is not None and "open" in self.graph.meta
+
+    def changes(self, met: dict[Record, set[int] | None] | None = None) -> set[int] | None:
+        """Return the numbers of the roots that a run from here to the end changes, as far as is recorded.
+
+        None if it changes anything else outside. `met`: what is known of records; loops come back to them.
+        """
+        met = {} if met is None else met
+        if self not in met:
+            met[self] = set()
+            later = [each.changes(met) for point in self.follows[:1] for each in point.known()]
+            numbers = {number for found in later for number in found or () if number < len(self.handed)}
+            found = {*self.changed, *(self.handed[number] for number in numbers)}
+            known = self.unseen and None not in later and None not in found
+            met[self] = {number for number in found if number is not None and number >= 0} if known else None
+        return met[self]
 
     def serves(self, values: tuple[Any, ...]) -> bool:
         """Say whether this, which begins at a branch, serves its side for other `values` at the point."""

@@ -418,3 +418,61 @@ def branch_in_comprehension_and_generator():
     return calls(
         fn, *[lambda i=i: (normal(3, seed=i), normal(3, seed=i + 7), normal(3, seed=i + 9)) for i in range(8)]
     )
+
+
+def before_a_known_branch(change, observe=None):
+    """Return a world with a branch, and one behind it whose value is known if both are in one segment."""
+
+    def fn(x):
+        state = types.SimpleNamespace(made=x * 1, items=[1], number=0)
+        known = torch.ones(3)
+        y = x * 2 if x.sum() > 0 else x
+        if known.all():
+            change(state)
+        return y + state.made, state.items, state.number
+
+    same = [shifted(1) for _ in range(4)]
+    return calls(fn, *same, *[shifted(i) for i in range(8)], observe=observe)
+
+
+@program
+def branch_before_one_that_writes_outside():
+    buffer = torch.zeros(3)
+    return before_a_known_branch(lambda state: buffer.add_(1), buffer.clone)
+
+
+@program
+def branch_before_one_that_draws():
+    return before_a_known_branch(lambda state: state.items.append(torch.rand(3)))
+
+
+@program
+def branch_before_one_that_gathers_gradients():
+    weight = nn.Parameter(torch.ones(3))
+    return before_a_known_branch(lambda state: (weight * 2).sum().backward(), lambda: weight.grad.clone())
+
+
+@program
+def branch_before_one_that_writes_what_was_made():
+    return before_a_known_branch(lambda state: state.made.add_(1))
+
+
+@program
+def branch_before_one_that_grows_a_list():
+    return before_a_known_branch(lambda state: state.items.append(2))
+
+
+@program
+def branch_before_one_that_sets_an_attribute():
+    return before_a_known_branch(lambda state: setattr(state, "number", state.number + 1))
+
+
+@program
+def branch_before_one_that_grows_a_list_of_another():
+    kept = [1]
+
+    def change(state):
+        state.items = kept
+        state.items.append(2)
+
+    return before_a_known_branch(change, kept.copy)

@@ -69,6 +69,21 @@ def _penalty() -> World:
     return steps(function, *(None,) * 4, lambda: layer.zero_grad(), None, observe=seen)
 
 
+def _average() -> World:
+    """Gradients gather while the number of batches, which is read before, is not what it was."""
+    layer = nn.BatchNorm1d(4, momentum=None)
+
+    def step(x: Any) -> Any:
+        y = layer(x)
+        (y**3).sum().backward()
+        return y.detach()
+
+    def seen() -> Any:
+        return layer.weight.grad.clone(), layer.running_mean.clone()
+
+    return steps(step, *(None,) * 5, observe=seen)
+
+
 def _trained() -> World:
     layer = nn.Linear(4, 2)
     with torch.no_grad():
@@ -335,6 +350,7 @@ programs(
     mode_backward=lambda: calls(_backward, *_mixed()),
     mode_penalty=_penalty,
     mode_trained=_trained,
+    mode_average=_average,
     mode_leaves_gradients_off=lambda: _restored(_leaves_gradients_off),
     mode_autocast=lambda: calls(_autocast, *_mixed()),
     mode_autocast_outside=_autocast_outside,

@@ -50,6 +50,24 @@ def without_overwritten(steps: list[MockStep]) -> list[MockStep]:
 
 def changed_roots(heap: Heap) -> frozenset[int] | None:
     """Return the numbers of the roots that a segment changes; None if it changes anything else outside."""
+    own, changed = (
+        _roots(heap),
+        set[str]().union(*(step.changes & heap.outside for step in heap.steps if step.keep)),
+    )
+    return frozenset(own[var] for var in changed) if changed <= own.keys() else None
+
+
+def handed_roots(heap: Heap, texts: Sequence[str]) -> tuple[int | None, ...]:
+    """Return which of its roots each value is that a segment hands on, as its mock knows it.
+
+    -1 for what the segment has made, None for what else it has found outside.
+    """
+    own = _roots(heap)
+    return tuple(own.get(text, None if text in heap.outside else -1) for text in texts)
+
+
+def _roots(heap: Heap) -> dict[str, int]:
+    """Return the numbers of roots by the variables of them and of their attributes."""
     own: dict[str, int] = {}
     for check in heap.guard.checks:
         root = re.fullmatch(r"r(\d+)", check.text)
@@ -58,8 +76,7 @@ def changed_roots(heap: Heap) -> frozenset[int] | None:
             own[check.binds] = int(root[1])
         elif check.binds is not None and inside is not None and (var := inside[1] or inside[2]) in own:
             own[check.binds] = own[var]
-    changed = set[str]().union(*(step.changes & heap.outside for step in heap.steps if step.keep))
-    return frozenset(own[var] for var in changed) if changed <= own.keys() else None
+    return own
 
 
 class Clones:

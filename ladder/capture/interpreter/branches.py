@@ -28,7 +28,7 @@ from ladder.capture.records import MOST_NESTED
 from ladder.capture.trace.conditionals import Side, folded
 from ladder.capture.trace.trace import Apart, Value
 from ladder.capture.values.kinds import is_a
-from ladder.capture.values.settings import is_now
+from ladder.capture.values.settings import is_now, restore_settings
 from ladder.capture.values.tensors import autocast_state, restore_state, torch_state
 
 
@@ -98,11 +98,11 @@ def _try_fork(
     values = [value for frame, layout in frame_pairs(graph_break) for value in layout.values(frame)]
     plain = [*map(vm.unlifted, values)]
     known = point.sides(tuple(plain))
-    changed = {number for record in known.values() for number in record.changed}
+    changed = [record.changes() for record in known.values()]
     clones = Clones(vm.heap, [*steps_before(vm), *vm.heap.steps], graph_break.uses)
     if paused or not point.may_join(known) or len(vm.aside) >= MOST_NESTED:
         return
-    if not clones.owns(values, changed):
+    if not all(numbers is not None and clones.owns(values, numbers) for numbers in changed):
         return
     if len(known) == 1 and (vm.trace.changes_tensors or vm.trace.random):
         return  # a run on the side that is not known must leave no trace
@@ -115,7 +115,7 @@ def _try_fork(
         condition = _condition(vm, function, args, kwargs)
     except CaptureError:
         return
-    fork = Fork(graph_break, values, clones if changed else None)
+    fork = Fork(graph_break, values, clones if any(changed) else None)
     raise _joined(vm, fork, sorted(known), condition, actual)
 
 
@@ -169,6 +169,7 @@ def _side(vm: Interpreter, fork: Fork, holds: bool) -> tuple[Side, Joined]:
         return _cut(vm, kept, end)
     except Abandoned:
         restore_state(*kept.state[:2])
+        restore_settings({**vm.trace.settings, **dict(kept.state[-1])}.items())
         raise
     finally:
         _take_back(vm, kept)

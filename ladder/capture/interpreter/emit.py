@@ -14,7 +14,7 @@ import torch.fx
 
 from ladder.capture.heap.guard_lines import check_distinct, guard_lines, tensor_lines
 from ladder.capture.heap.heap import Heap
-from ladder.capture.heap.mock import changed_roots, live_steps
+from ladder.capture.heap.mock import changed_roots, handed_roots, live_steps
 from ladder.capture.heap.nodes import CaptureError, Unrecordable
 from ladder.capture.interpreter.endings import Ending, GraphBreak
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -95,7 +95,7 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     record.assumed = assumed
     record.calls_cached, record.side = guard.calls_cached, vm.side
     record.depth, record.branches = ending.depth, frozenset(ending.branches)
-    _note_end(record, trace, changed_roots(heap), ending, graph_break)
+    _note_end(record, trace, heap, ending, graph_break)
     return record
 
 
@@ -141,15 +141,16 @@ def _compiled(source: str, space: dict[str, Any]) -> tuple[Any, Any]:
 def _note_end(
     record: Record,
     trace: Trace,
-    changed: frozenset[int] | None,
+    heap: Heap,
     ending: Ending,
     graph_break: GraphBreak | None,
 ) -> None:
     """Note what follows a record, and what a run through it changes."""
-    ends = ending.returns
+    ends, changed = ending.returns, changed_roots(heap)
     if graph_break is not None:
         record.split, record.where = graph_break.why, graph_break.where
         record.follows = (graph_break.point, graph_break.failure)
+        record.handed = handed_roots(heap, graph_break.roots)
         ends = ends or graph_break.point.forks
     record.changed = changed or frozenset()
     record.unseen = ends and not trace.assumed and _is_unseen(trace, changed)

@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 from ladder.capture.heap.nodes import CaptureError, Itself, Node, Text
-from ladder.capture.interpreter.branches import fork
+from ladder.capture.interpreter.branches import Abandoned, fork
 from ladder.capture.interpreter.graph_arguments import argument, operator_node, value_of
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import try_break
@@ -34,7 +34,7 @@ from ladder.capture.values import settings, tensors
 from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.fakes import fails_without_values
 from ladder.capture.values.kinds import is_a, is_constant
-from ladder.capture.values.monitor import Monitor
+from ladder.capture.values.monitor import Monitor, Refused
 
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
@@ -56,12 +56,9 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     inputs: list[Value] = []
     nodes = argument(vm, args, inputs), argument(vm, kwargs, inputs)
     values, named = real_values(args), real_values(kwargs)
-    monitor = Monitor()
+    monitor = Monitor(_untouched(vm, function, args) if vm.aside else None)
     try:
-        with monitor:
-            result = function(*values, **named)
-        if function in _OTHERWISE_WATCHED:
-            result = function(*values, **named)
+        result = _run(function, values, named, monitor)
     except Exception as error:
         vm.trace.late = monitor.counted
         always = _fails_always(vm, function, (values, named), monitor, inputs, error)
@@ -86,6 +83,15 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     if not (_depends(monitor, inputs) or tensors.maps_rows()):
         _note_fakes(vm, function, args, kwargs, inputs, result)
     return result
+
+
+def _run(function: Any, args: Any, kwargs: dict[str, Any], monitor: Monitor) -> Any:
+    try:
+        with monitor:
+            result = function(*args, **kwargs)
+        return function(*args, **kwargs) if function in _OTHERWISE_WATCHED else result
+    except Refused:
+        raise Abandoned("an operator on a side of a branch changes what is outside") from None
 
 
 def _meet_memory(vm: Interpreter, function: Any) -> None:
@@ -125,6 +131,27 @@ def _meet_hooks(vm: Interpreter, function: Any) -> None:
         raise CaptureError("hooks of autograd may see what was changed before")
 
 
+def _untouched(vm: Interpreter, function: Any, args: Any) -> set[int]:
+    """Return the memory that may not be written on a side of a branch, which may run once more, or in vain.
+
+    Raises Abandoned where `function` would change a tensor from outside otherwise.
+    """
+    gathers = function in tensors.CALLS_HOOKS and function is not torch.autograd.grad
+    if gathers or (_is_in_place(function) and args and _is_external(vm, args[0])):
+        raise Abandoned("an operator on a side of a branch changes a tensor from outside")
+    strided = [node.obj for node in vm.heap.tensors if node.obj.layout is torch.strided]
+    return {*map(storage_of, strided)}
+
+
+def _is_in_place(function: Any) -> bool:
+    return bool(getattr(function, "__name__", "").endswith("_"))
+
+
+def _is_external(vm: Interpreter, value: Any) -> bool:
+    node = vm.heap.find(value)
+    return node is not None and node.external
+
+
 def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """Return arguments in which only what the graph can take is `Dynamic`, under ``torch.vmap`` nothing."""
     if tensors.maps_rows():
@@ -142,14 +169,15 @@ def _note_effects(vm: Interpreter, function: Any, args: Any, result: Any, monito
 def _is_impure(vm: Interpreter, function: Any, args: Any, result: Any, monitor: Monitor) -> bool:
     """Tell whether a tensor from outside is changed otherwise than by writing its memory.
 
-    `backward`, `requires_grad_` and the like change what no kernel writes; autograd notes who wrote.
+    `backward`, `requires_grad_` and the like change what no kernel writes, and gradients, which nothing
+    puts back; autograd notes who wrote.
     """
-    if monitor.mutated:
+    if monitor.mutated and function not in tensors.CALLS_HOOKS:
         return torch.is_grad_enabled() and any(node.obj.requires_grad for node in _written(vm, monitor))
     if function in _SETTERS or function in tensors.STATE_WRITES or function in settings.READS:
         return False
-    in_place = getattr(function, "__name__", "").endswith("_") and bool(args) and result is args[0]
-    return result is None or (in_place and vm.heap.node(result).external)
+    in_place = _is_in_place(function) and bool(args) and result is args[0]
+    return result is None or (in_place and _is_external(vm, result))
 
 
 def _written(vm: Interpreter, monitor: Monitor) -> list[Node]:

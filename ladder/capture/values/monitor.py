@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,10 @@ from ladder.capture.values.kinds import is_a
 from ladder.runtime.failing import may_raise
 
 
+class Refused(BaseException):
+    """Raised in place of an operator that would draw random numbers, or write memory that it may not."""
+
+
 class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches which aten operators a call runs.
 
@@ -25,10 +29,12 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ``mutated``: the storages written; ``counted``: how often versions say so. ``moved``: how tensors lay that
     got another shape or other strides.
     ``random``: a generator advanced. ``fails``: whether it may raise in a later run, as far as is known.
+    ``unwritten``: storages that it may not write, nor may it draw numbers then; None if it may do all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unwritten: Collection[int] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.unwritten = unwritten
         self.dynamic = self.random = self.shape_depends = self.fails = self.ranks = False
         self.read: list[torch.Tensor] = []
         self.risks: list[list[Use] | None] = []
@@ -68,6 +74,8 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if written or ("batch_norm" in name and argument.name.startswith("running")):
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
                 written_to += self._note_written(value, int(written))
+        if self.unwritten is not None and (self.random or not self.mutated.isdisjoint(self.unwritten)):
+            raise Refused
         before = [*map(place_of, written_to)]
         result = func(*args, **kwargs)
         pairs = zip(written_to, before, strict=True)
