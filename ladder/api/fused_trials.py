@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ladder.api.tensor_program import decoded
-from ladder.runtime.build import BUILD_THREADS, Kernel, find_or_build
+from ladder.runtime.build import BUILD_THREADS, Kernel, find_or_build, without_spills
 from ladder.runtime.cache import source_digest
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import PackedWeight
@@ -75,13 +75,9 @@ def built(
 def _build(trial: Trial, device: TileDevice) -> list[Kernel] | str:
     """Build one candidate, or return why it cannot be emitted or is not wanted."""
     try:
-        kernels = find_or_build(trial.lowering.jobs(device))
+        return without_spills(find_or_build(trial.lowering.jobs(device)), device)
     except ScheduleError as error:
         return str(error)
-    spilled = sum(kernel.spilled for kernel in kernels)
-    if spilled and device.vendor == "amd":  # where nothing is timed that could tell whether it pays
-        return f"its kernels spill {spilled} registers"
-    return kernels
 
 
 def loaded(trials: Sequence[tuple[Trial, list[Kernel]]], device: TileDevice) -> list[tuple[Trial, Fused]]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ladder import knobs
 from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key, file_digest
 from ladder.runtime.cores import usable_cores
-from tile_types.errors import CacheError, CompilerError
+from tile_types.errors import CacheError, CompilerError, ScheduleError
 
 if TYPE_CHECKING:
     from ladder.ir.gemm import Gemm
@@ -71,6 +71,17 @@ def spilled(resources: Mapping[str, Mapping[str, int]]) -> int:
     """Return what kernels spill by the report of their compiler."""
     reports = [report.items() for report in resources.values()]
     return sum(count for report in reports for name, count in report if "spill" in name or name == SCRATCH)
+
+
+def without_spills(kernels: list[Kernel], device: TileDevice) -> list[Kernel]:
+    """Return kernels, of AMD GPUs only those that do not spill: none is timed, to tell whether that pays.
+
+    Raises ScheduleError if some do.
+    """
+    count = sum(kernel.spilled for kernel in kernels) if device.vendor == "amd" else 0
+    if count:
+        raise ScheduleError(f"its kernels spill {count} registers")
+    return kernels
 
 
 _kernels: dict[str, Kernel] = {}

@@ -1,4 +1,4 @@
-"""Candidates of fused kernels whose code object says that it spills are not taken on AMD GPUs."""
+"""Kernels whose code object says that it spills are not taken on AMD GPUs: candidates, and parts of plans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from ladder.api import fused_trials
+from ladder.ir import GraphBuilder
+from ladder.partition import partition
 from ladder.runtime.build import Kernel
+from ladder.runtime.model import build
 from targets import get_device
 from tile_types.errors import ScheduleError
 
@@ -46,3 +49,18 @@ def test_none_that_fits_is_an_error() -> None:
 
 def test_what_is_timed_may_spill() -> None:
     assert len(fused_trials.built([trial(**SPILLS)], get_device("cuda/sm_90a"), 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("report", "reasons"), [(SPILLS, {0: "torch's: its kernels spill 35 registers"}), (FITS, {})]
+)
+def test_torch_computes_a_part_whose_kernel_spills(
+    monkeypatch: pytest.MonkeyPatch, report: dict[str, int], reasons: dict[int, str]
+) -> None:
+    g = GraphBuilder("chain")
+    graph = g.finish(g.add("relu", g.input("x", "float16", (4, 64))))
+    kernel = Kernel(Path(), {"resources": {"k": report}}, False, dict)
+    monkeypatch.setattr(build, "attempt", lambda jobs: [kernel for _ in jobs])
+    kernels, _, found = build.build_kernels(partition(graph, device=GFX1100), {}, GFX1100)
+    assert found == reasons
+    assert list(kernels) == ([] if reasons else [0])

@@ -17,7 +17,7 @@ from ladder.ir.graph import Graph
 from ladder.partition import Subgraph
 from ladder.partition.convolutions import plain_problem
 from ladder.partition.subgraphs import CALLS
-from ladder.runtime.build import Job, Kernel, all_built, attempt
+from ladder.runtime.build import Job, Kernel, all_built, attempt, without_spills
 from ladder.runtime.compile import (
     ANY_M,
     Request,
@@ -180,7 +180,8 @@ def build_kernels(
     kernels: dict[int, list[Kernel]] = {}
     for number, mine in wanted.items():
         try:
-            kernels[number] = all_built(list(islice(found, len(mine))))
+            built = all_built(list(islice(found, len(mine))))
+            kernels[number] = built if parts[number].kind == "prologue" else without_spills(built, device)
         except Exception as error:
             if parts[number].kind == "prologue":
                 raise  # as for every product of packed weights
