@@ -9,12 +9,12 @@ from typing import Any, Self
 import torch
 
 from ladder.api.lowered import Lowered
+from ladder.api.matmul import Facts
 from ladder.api.problem import gemm_for
 from ladder.ir.gemm import Gemm
 from ladder.runtime import experts, operator
 from ladder.runtime.compile import Request, target_of
-from ladder.runtime.packed import GPU, PackedWeight, check_packed, layout_of, own_order, refuse_layout
-from ladder.runtime.tokens import EIGHT_BIT
+from ladder.runtime.packed import PackedWeight, check_packed, refuse_layout
 from schedules.schedule import Plan
 from targets import TileDevice, get_device
 from tile_types import QuantizedTensor, TType
@@ -67,14 +67,17 @@ class GroupedMatmul:
         **options: Any,
     ) -> None:
         gemm = replace(gemm_for(N, K, weight, activation, **options), experts=E, masked=masked)
-        self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
+        self._take(Request(gemm, "" if target is None else get_device(target).name, plan))
 
     @classmethod
     def of(cls, gemm: Gemm) -> Self:
         """Return the operator of a normal form with experts."""
         operator = cls.__new__(cls)
-        operator.request = Request(gemm)
+        operator._take(Request(gemm))
         return operator
+
+    def _take(self, request: Request) -> None:
+        self.request, self._facts = request, Facts.of(request)
 
     @property
     def gemm(self) -> Gemm:
@@ -83,9 +86,7 @@ class GroupedMatmul:
 
     def layout(self, family: str) -> str:
         """Return what a packed weight must be for devices of a family."""
-        return layout_of(
-            self.gemm, family, own_order(self.gemm, self.request.target) if family == GPU else ""
-        )
+        return self._facts.layouts.get(family, "")
 
     def __repr__(self) -> str:
         """Return the problem and the target."""
@@ -164,11 +165,11 @@ class GroupedMatmul:
         layout = self.layout(x.device.type)
         if packed.layout != layout:
             refuse_layout(packed.layout, layout)
-        if token_scale is None and self.gemm.token_scale and self.gemm.activation in EIGHT_BIT:
+        if token_scale is None and self._facts.is_dynamic:
             x, token_scale = operator.with_token_scale(x, self.gemm)
         watched = operator.needs_dispatch(x) or operator.wants_gradient(x, bias, token_scale)
         call = experts.grouped_matmul if watched else experts.multiply
-        return call(x, packed.tensors, ranges, bias, token_scale, expected, self.request.text)
+        return call(x, packed.tensors, ranges, bias, token_scale, expected, self._facts.text)
 
     def lower(self, target: str | TileDevice | None = None) -> Lowered:
         """Return every stage of the compilation for a target; see `ladder.api.lowered.Lowered`."""

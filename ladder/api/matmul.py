@@ -40,8 +40,8 @@ from tile_types.quantized import check_quantized
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """Facts of a request that every call needs.
+class Facts:
+    """Facts of a request that every call needs, known before: code that torch traces computes none of them.
 
     text: As `Request.text`.
     is_dynamic: Whether floats are quantized when it is called.
@@ -53,10 +53,10 @@ class _Facts:
     layouts: dict[str, str]
 
     @staticmethod
-    def of(request: Request) -> _Facts:
+    def of(request: Request) -> Facts:
         gemm = request.gemm
         layouts = {"cpu": layout_of(gemm, "cpu"), GPU: layout_of(gemm, GPU, own_order(gemm, request.target))}
-        return _Facts(request.text, gemm.token_scale and gemm.activation in EIGHT_BIT, layouts)
+        return Facts(request.text, gemm.token_scale and gemm.activation in EIGHT_BIT, layouts)
 
 
 class Matmul:
@@ -150,7 +150,7 @@ class Matmul:
             batch_invariant=batch_invariant,
         )
         self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
-        self._facts = _Facts.of(self.request)
+        self._facts = Facts.of(self.request)
 
     __signature__ = Signature([*signature(__init__).parameters.values()][1:])
     """What ``help`` shows: `__new__` takes any arguments."""
@@ -164,7 +164,7 @@ class Matmul:
     def from_request(cls, request: Request) -> Matmul:
         """Return the operator of a normal form, e.g. of a compiled expression."""
         operator = cls.__new__(cls)
-        operator.request, operator._facts = request, _Facts.of(request)
+        operator.request, operator._facts = request, Facts.of(request)
         return operator
 
     def layout(self, family: str) -> str:

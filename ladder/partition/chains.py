@@ -82,6 +82,11 @@ class Chains:
                     wide.append(part_of("torch", self.graph, node, f"a join of more than {JOINED}"))
                 else:
                     self.place(node)
+        for number in sorted(self.reasons, reverse=True):
+            while number in self.reasons and (reader := self.only_reader(number)) is not None:
+                self.join(number, reader)
+                if reader in self.members:
+                    break
         return [*map(self.part, self.members), *wide]
 
     def place(self, node: Node) -> None:
@@ -93,6 +98,16 @@ class Chains:
             other = None if source is None else self.chain_of.get(self.graph.producer(source).name)
             if other is not None and other != self.chain_of[node.name]:
                 self.join(other, self.chain_of[node.name])
+
+    def only_reader(self, number: int) -> int | None:
+        """Return the chain that alone reads what one gives; None if there is none, or somebody else reads."""
+        members = self.members[number]
+        outside = (reader for name in members for reader in self.beyond_views(name) if reader not in members)
+        readers = {self.chain_of.get(reader) for reader in outside}
+        (reader,) = readers if len(readers) == 1 else (None,)
+        if reader is None or any(self.is_read(name, members | self.members[reader]) for name in members):
+            return None
+        return reader
 
     def join(self, first: int, second: int) -> None:
         """Make two chains one, if the result is a chain; else note why not."""
@@ -107,6 +122,8 @@ class Chains:
             self.chain_of[name] = first
         self.members[first] = together
         self.reasons.pop(first, None)
+        if reason := self.reasons.pop(second, ""):
+            self.reasons[first] = reason
 
     def obstacle(self, members: set[str]) -> str:
         """Say why nodes are no chain; empty if they are."""

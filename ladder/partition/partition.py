@@ -15,8 +15,8 @@ from ladder.partition.chains import LONGEST, Chains, absorb_copies, without_kern
 from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
 from ladder.partition.products import Products
-from ladder.partition.rows import REDUCTIONS
-from ladder.partition.scatter import in_place, with_scatters
+from ladder.partition.rows import REDUCTIONS, row_axes, separate_loops
+from ladder.partition.scatter import in_place, with_scatters, without_puts
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
@@ -41,6 +41,9 @@ def codes_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph 
 MOST_INPUTS = 24
 """Tensors that one kernel reads at most."""
 
+SIDE = 256
+"""Rows of small chains, and elements of each."""
+
 FEW = 64
 """Elements of results so small that a launch costs more than all of their work."""
 
@@ -48,18 +51,22 @@ FEW = 64
 def fuse_horizontally(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
     """Return parts, in an order in which they can run, with chains fused horizontally.
 
-    Only chains without reductions: their results are computed one after the other by the same threads, so
-    that nothing is computed twice. Chains of a few elements need not read one value.
+    Results of chains without reductions are computed one after the other by the same threads, so that nothing
+    is computed twice. Chains of a few elements need not read one value. Rows of small chains with reductions
+    have blocks of their own.
     """
     parts = list(parts)
     at = 0
     while at < len(parts):
-        mate = _mate(graph, parts, at)
-        if mate is None:
+        found = _mate(graph, parts, at)
+        if found is None:
             at += 1
-        else:
-            other = parts.pop(mate)
-            parts[at] = _joined(graph, parts[at], other, (*parts[at].outputs, *other.outputs))
+            continue
+        mate, behind = found
+        first, other = parts[at], parts[mate]
+        ahead = [part for part in parts[at + 1 : mate] if part not in behind]
+        joined = _joined(graph, first, other, (*first.outputs, *other.outputs))
+        parts[at : mate + 1] = [*ahead, joined, *behind]
     return with_readers(graph, parts)
 
 
@@ -96,24 +103,29 @@ def _elements(graph: Graph, part: Subgraph) -> float:
     return sum(count if isinstance(count, int) else math.inf for count in counts)
 
 
-def _mate(graph: Graph, parts: Sequence[Subgraph], at: int) -> int | None:
-    """Return a later chain that goes with this one and reads nothing that is made from it on.
+def _mate(graph: Graph, parts: Sequence[Subgraph], at: int) -> tuple[int, list[Subgraph]] | None:
+    """Return a later chain that goes with this one, and the parts between that must run after this one.
 
-    That is one that reads what this one reads, or of as few elements.
+    That is one that reads what this one reads, or of as few elements, and nothing that is made from this.
     """
     first = parts[at]
-    if not _is_plain(first):
+    plain, small = _is_plain(first), _is_small(first)
+    if not (plain or small):
         return None
     changing = _changing(parts)
-    made = set(first.outputs)
+    made, behind = set(first.outputs), list[Subgraph]()
     for later in range(at + 1, len(parts)):
         part = parts[later]
+        if made & set(part.inputs) or any(map(draws, part.graph.nodes)):
+            behind.append(part)
+            made |= set(part.outputs)
+            continue
         shared = set(first.inputs) & set(part.inputs) & changing
         few = len({*first.inputs, *part.inputs}) <= MOST_INPUTS
-        possible = _is_plain(part) and few and not made & set(part.inputs) and _is_short(first, part)
-        if possible and (shared or _are_tiny(graph, first, part)):
-            return later
-        made |= set(part.outputs)
+        if not (few and (shared or _are_tiny(graph, first, part)) and _is_short(first, part)):
+            continue
+        if (plain and _is_plain(part)) or (small and _is_small(part)):
+            return later, behind
     return None
 
 
@@ -148,6 +160,22 @@ def _is_plain(part: Subgraph) -> bool:
         and not {*REDUCTIONS, "map"} & {node.operator for node in nodes}
         and not any(map(draws, nodes))
     )
+
+
+def _is_small(part: Subgraph) -> bool:
+    """Tell whether a part is a chain that takes about as long as its launch: few rows of few elements."""
+    if part.kind != "chain" or any(
+        draws(node) or node.operator in ("map", "pad") for node in part.graph.nodes
+    ):
+        return False
+    graph, results = without_puts(part.graph)
+    reduced = [node.inputs[0] for node in graph.nodes if node.operator in REDUCTIONS]
+    sizes = [product(graph.tile(value).shape) for value in (*results, *reduced)]
+    loops = separate_loops(graph, results) if all(isinstance(size, int) for size in sizes) else None
+    if loops is None:
+        return False
+    rows = sum(int(product(graph.tile(r[0]).shape[: row_axes(graph, r)])) for r in loops)
+    return rows <= SIDE and max(map(int, sizes)) <= SIDE * rows
 
 
 def _joined(graph: Graph, a: Subgraph, b: Subgraph, outputs: tuple[str, ...]) -> Subgraph:

@@ -172,6 +172,27 @@ def row_axes(graph: Graph, outputs: Sequence[str], again: bool = True) -> int | 
     )
 
 
+def separate_loops(graph: Graph, outputs: Sequence[str]) -> list[tuple[str, ...]] | None:
+    """Return the results of each loop over rows that a graph consists of; None if some are in no such loop.
+
+    Results that share a reduction are of one loop: of different ones, nothing is reduced twice.
+    """
+    reduced: dict[str, frozenset[str]] = {}
+    for node in graph.nodes:
+        own = {node.name} if node.operator in REDUCTIONS else ()
+        found = frozenset(own).union(*(reduced[value] for value in node.inputs))
+        reduced |= dict.fromkeys(node.values, found)
+    groups: list[tuple[frozenset[str], tuple[str, ...]]] = []
+    for value in outputs:
+        alike = [group for group in groups if group[0] & reduced[value]]
+        groups = [group for group in groups if group not in alike]
+        names = (name for group in alike for name in group[1])
+        groups.append((reduced[value].union(*(group[0] for group in alike)), (*names, value)))
+    if any(row_axes(graph, results) is None for _, results in groups):
+        return None
+    return [results for _, results in groups]
+
+
 def loop_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
     """Return what `row_axes` does or, where nothing is reduced, how many leading axes all results share.
 

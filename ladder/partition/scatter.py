@@ -92,10 +92,22 @@ def _extended(
 
 
 def _is_chain(graph: Graph, members: set[str], outputs: Sequence[str], put: str) -> bool:
-    computed = members - {put}
-    computed -= {name for name in members if graph.producer(name).operator == "put"}
-    values = [graph.producer(v).inputs[2] if graph.producer(v).operator == "put" else v for v in outputs]
+    computed = {name for name in members - {put} if graph.producer(name).operator != "put"}
+    values = _rows_of(graph, outputs)
     return row_axes(extract(graph, computed, values, "chain"), values, again=False) is not None
+
+
+def _rows_of(graph: Graph, outputs: Sequence[str]) -> list[str]:
+    """Return the results of a chain, those of ``put`` nodes by the rows that are put."""
+    made = map(graph.producer, outputs)
+    return [n.inputs[2] if n.operator == "put" else v for n, v in zip(made, outputs, strict=True)]
+
+
+def without_puts(graph: Graph) -> tuple[Graph, list[str]]:
+    """Return a chain's graph without its ``put`` nodes, and its results: the rows that are put."""
+    kept = tuple(node for node in graph.nodes if node.operator != "put")
+    values = _rows_of(graph, graph.outputs)
+    return replace(graph, nodes=kept, outputs=tuple(values)), values
 
 
 def _part(graph: Graph, members: set[str], outputs: tuple[str, ...], reason: str) -> Subgraph:

@@ -104,12 +104,35 @@ def test_large_windows_by_a_thread_each(
     check(graph, np.float32, Mapping())
 
 
+def heads(width: int, ttype: str) -> Graph:
+    """Return norms of three heads and of two, and a sum without reductions: three loops over rows."""
+    g = GraphBuilder("chain")
+    x, w = g.input("x", ttype, (2, 6 * width)), g.input("w", ttype, (width,))
+
+    def part(begin: int, count: int) -> str:
+        cut = g.add("slice", x, begin=(0, begin * width), shape=(2, count * width))
+        return g.add("reshape", cut, shape=(2, count, width))
+
+    def norm(rows: str) -> str:
+        least = g.add("constant", value=1e-3, type="float32")
+        wide = g.add("convert", rows, type="float32")
+        root = g.add("rsqrt", g.add("add", g.add("reduce_sum", g.add("square", wide), axis=2), least))
+        return g.add("mul", w, g.add("convert", g.add("mul", wide, root), type=ttype))
+
+    high, low = (
+        g.add("slice", part(0, 3), begin=(0, 0, b), shape=(2, 3, width // 2)) for b in (width // 2, 0)
+    )
+    turned = g.add("concat", g.add("neg", high), low, axis=2)
+    return g.finish(g.add("add", norm(part(0, 3)), turned), norm(part(3, 2)), g.add("add", part(5, 1), w))
+
+
 CASES = {
     f"{make.__name__} {width} {ttype}": (make, width, ttype)
     for make, widths in (
         (softmax, (7, 64, 1000)),
         (residual_norm, (48, 640)),
         (rotary, (16,)),
+        (heads, (16, 20)),
         (shuffle, (8, 7)),
         (pool, (8,)),
     )

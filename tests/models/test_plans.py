@@ -414,3 +414,39 @@ def test_bools_are_numbers_of_a_range() -> None:
     x = torch.randn(2, 3)
     assert torch.equal(fast(x), program(x))
     assert not fast.refused
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+def test_norms_of_heads_and_their_turns_are_one_launch(target: str) -> None:
+    """A norm whose reader needs halves of its row apart joins it once that is whole.
+
+    Chains of few rows go together; what lies between two of them and runs before the second stays before it.
+    """
+    device, width = get_device(target), 16
+    g = GraphBuilder("model")
+    hidden, weight = g.input("hidden", "float16", (1, 32)), g.input("weight", "float16", (6 * width, 32))
+    product = g.add("matmul", hidden, weight, transpose_b=True, type="float16")
+    x, at = g.add("reshape", product, shape=(1, 1, 6 * width)), g.input("at", "int64", (1,))
+    cos, sin = (g.input(name, "float16", (1, 1, width)) for name in ("cos", "sin"))
+    cache = g.input("cache", "float16", (1, 2, 8, width))
+
+    def turned(begin: int, count: int) -> str:
+        rows = g.add("slice", x, begin=(0, 0, begin * width), shape=(1, 1, count * width))
+        wide = g.add("convert", g.add("reshape", rows, shape=(1, 1, count, width)), type="float32")
+        root = g.add("rsqrt", g.add("reduce_sum", g.add("square", wide), axis=3))
+        normed = g.add("convert", g.add("mul", wide, root), type="float16")
+        rows = g.add("reshape", normed, shape=(1, count, 1, width))
+        high, low = (
+            g.add("slice", rows, begin=(0, 0, 0, b), shape=(1, count, 1, width // 2)) for b in (width // 2, 0)
+        )
+        apart = g.add("concat", g.add("neg", high), low, axis=3)
+        return g.add("add", g.add("mul", rows, cos), g.add("mul", apart, sin))
+
+    queries = turned(0, 4)
+    following = g.add("add", at, g.add("constant", value=1, type="int64"))
+    put = g.add("put", cache, following, turned(4, 2), axis=2)
+    graph = simplify(g.finish(queries, put), device)
+    parts = partition(graph, (), {put: "cache"}, side_by_side=True, device=device)
+    first, second = (part for part in parts if part.kind == "chain")
+    assert first.outputs == (following,)
+    assert {*second.outputs} == {*graph.outputs}

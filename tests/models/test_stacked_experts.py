@@ -134,3 +134,11 @@ def test_mixture_is_the_weighted_sum_of_experts(tokens: int, chosen: int) -> Non
         found = mixture(x, ids, weights, product, torch.relu, product, experts)
         assert found.shape == wanted.shape
         assert torch.allclose(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_torch_compile_takes_layers_of_experts_that_no_call_has_warmed() -> None:
+    weight = ladder.quantize(torch.randn(2 * 64, 64), "int4", group_size=32)
+    layer, x = GroupedLinear.from_stack(weight, 2), torch.randn(4, 64)
+    offsets = torch.tensor([0, 1, 4], dtype=torch.int32)
+    found = torch.compile(layer, fullgraph=True, backend="eager")(x, offsets)
+    assert torch.equal(found, layer(x, offsets))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ladder.partition.rows import REDUCTIONS
+from ladder.partition.rows import REDUCTIONS, loop_axes
 from tile_types.errors import DeviceError, ScheduleError
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
     from ladder.lower.chain.gpu import DIALECTS, GpuChain
     from ladder.lower.chain.prologue import may_be_approximate
+    from ladder.lower.chain.side_by_side import SideBySide
     from ladder.movement.choose import machine_of, ranked
     from ladder.movement.decompose import contracted
 
@@ -82,6 +83,9 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     plain = _decomposed(chain)
     if cheap:
         plain = replace(plain, graph=contracted(plain.graph))
+    if loop_axes(plain.graph, plain.graph.outputs) is None and mapping is None:
+        dialect = DIALECTS[device.kind](device)
+        return _emitted(name, dialect.noalias, partial(SideBySide, plain, dialect, cheap))
     best = [] if mapping is not None else ranked(chain.graph, machine_of(device))
     wanted = [mapping] if mapping is not None else [moves.mapping for moves in best]
     if chain.scatters:

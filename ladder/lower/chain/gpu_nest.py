@@ -134,14 +134,17 @@ class GpuNest(Nest):
         return block, self.thread
 
     def early_inputs(self) -> list[Early]:
-        """Return the lines of the inputs that are small: of a row for all rows, or of few rows."""
-        found: list[Early] = []
+        return list(self.early_lines().values())
+
+    def early_lines(self) -> dict[str, Early]:
+        """Return input -> its lines, of those that are small: of a row for all rows, or of few rows."""
+        found: dict[str, Early] = {}
         for node in self.graph.inputs:
             size = BYTES.get(stored_type(node.tile.ttype.name), 0)
             count = product(node.tile.shape)
             if not size or not isinstance(count, int) or not 0 < count * size <= SMALL:
                 continue
-            found.append((-(-count * size // LINE), partial(self.line, node.name, LINE // size)))
+            found[node.name] = (-(-count * size // LINE), partial(self.line, node.name, LINE // size))
         return found
 
     def line(self, name: str, elements: int, number: Expr) -> Expr:

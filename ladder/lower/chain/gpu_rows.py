@@ -27,7 +27,14 @@ class RowLoops:
         words = SLOTS * wave if self.nest.lanes > wave else 0
         check(teams == 1 or not words, "rows of several warps share no block: they meet at its barrier")
         blocks = tirx.floordiv(self.nest.count + teams - 1, teams)
-        block, thread = self.nest.start(blocks, teams * self.nest.lanes, words)
+        self.team(*self.nest.start(blocks, teams * self.nest.lanes, words))
+
+    def team(self, block: Expr, thread: Expr) -> None:
+        """Emit the row of a thread's team.
+
+        block: Number of the block among those of these rows.
+        """
+        teams = self.nest.mapping.teams
         self.nest.lane = b.bind(tirx.floormod(thread, self.nest.lanes)) if teams > 1 else thread
         row = b.bind(block * teams + tirx.floordiv(thread, self.nest.lanes)) if teams > 1 else block
         if not (isinstance(self.nest.count, int) and self.nest.count % teams == 0):

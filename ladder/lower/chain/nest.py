@@ -48,7 +48,7 @@ class Nest(ABC):
         if rows is None:
             raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
         self.graph, self.rows, self.align = graph, rows, align
-        self.sizes = {name: I.arg(name, I.int32()) for name in chain.sizes}
+        self.sizes = self.declared_sizes(chain)
         self.recorder: list[tuple[str, Index]] | None = None
         """Notes what would be loaded, instead of loading."""
         self.branches = 0
@@ -61,6 +61,10 @@ class Nest(ABC):
         starts = start_names(graph)
         for name, size in self.sizes.items():
             self.values.analyzer.bind(size, ir.Range(0 if name in starts else 1, 1 << 24))
+
+    def declared_sizes(self, chain: Chain) -> dict[str, Any]:
+        """Declare the symbolic sizes as arguments."""
+        return {name: I.arg(name, I.int32()) for name in chain.sizes}
 
     def buffer(self, name: str, tile: Tile) -> Any:
         """Declare an argument; a number has one axis."""

@@ -1,0 +1,95 @@
+"""Chains that share nothing but inputs, in one launch: the rows of each have blocks of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Dictionary
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as I
+
+from ladder.ir.graph import Graph
+from ladder.lower import builder as b
+from ladder.lower.chain.dialect import Dialect, Early
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.gpu_nest import GpuNest
+from ladder.lower.chain.gpu_rows import RowLoops
+from ladder.lower.chain.indices import Indices
+from ladder.lower.chain.scatter import Chain
+from ladder.lower.chain.vectors import WIDE
+from ladder.movement.mapping import Mapping, mappings
+from ladder.partition.rows import separate_loops
+from schedules.schedule import check
+from tile_types.tile import Tile
+
+
+class _Loop(GpuNest):
+    """One of the chains; its arguments are among those of the kernel."""
+
+    def __init__(
+        self, chain: Chain, dialect: Dialect, cheap: bool, sizes: Dictionary[str, Any], arguments: Any
+    ) -> None:
+        self.given = sizes, arguments
+        mapping = _mapping(chain.graph, dialect.wave)
+        super().__init__(chain, dialect, mapping, cheap)
+        check(isinstance(self.count, int), "rows side by side are of a known number")
+
+    def declared_sizes(self, chain: Chain) -> dict[str, Any]:
+        return dict(self.given[0])
+
+    def buffer(self, name: str, tile: Tile) -> Any:
+        return self.given[1][name]
+
+
+def _mapping(graph: Graph, wave: int) -> Mapping:
+    """Return rows of a warp each, held in registers where they fit."""
+    held = (m.num for m in mappings(graph, wave=wave) if m.lanes == wave and m.num)
+    return Mapping(wave, next(held, 0))
+
+
+class SideBySide:
+    """The kernel of a chain whose results fall into several loops over rows; parameters as `GpuNest`."""
+
+    def __init__(self, chain: Chain, dialect: Dialect, cheap: bool) -> None:
+        graph, self.dialect = chain.graph, dialect
+        sizes = {name: I.arg(name, I.int32()) for name in chain.sizes}
+        extents = Indices(sizes)
+
+        def declared(name: str, tile: Tile) -> Any:
+            shape = [extents.extent(extent) for extent in tile.shape]
+            return b.tensor(name, shape or [1], stored_type(tile.ttype.name), align=WIDE)
+
+        arguments = {node.name: declared(node.name, node.tile) for node in graph.inputs}
+        for value in graph.outputs:
+            scatter = chain.scatters.get(value)
+            tile = graph.tile(value) if scatter is None else scatter.base
+            arguments[f"{value}_result"] = declared(f"{value}_result", tile)
+        parts = [_part(chain, results) for results in separate_loops(graph, graph.outputs) or ()]
+        self.nests = [_Loop(part, dialect, cheap, sizes, arguments) for part in parts]
+
+    def emit(self) -> None:
+        lines: dict[str, Early] = {}
+        for nest in self.nests:
+            lines |= nest.early_lines()
+        counts = [int(nest.count) for nest in self.nests]
+        block, thread = self.dialect.start(sum(counts), self.dialect.wave, 0, list(lines.values()))
+        first = 0
+        for nest, count in zip(self.nests, counts, strict=True):
+            with b.when(tirx.And(block >= first, block < first + count)):
+                nest.thread = thread
+                RowLoops(nest).team(b.bind(block - first), thread)
+            first += count
+
+
+def _part(chain: Chain, results: tuple[str, ...]) -> Chain:
+    """Return the chain that computes some of the results."""
+    graph, needed, ahead = chain.graph, set[str](), [*results]
+    while ahead:
+        node = graph.producer(ahead.pop())
+        if node.name not in needed:
+            needed.add(node.name)
+            ahead += node.inputs
+    scatters = {value: chain.scatters[value] for value in results if value in chain.scatters}
+    needed |= {scatter.ids for scatter in scatters.values()}
+    nodes = tuple(node for node in graph.nodes if node.name in needed)
+    return Chain(Graph(graph.name, graph.level, nodes, results), scatters, chain.sizes)
