@@ -146,6 +146,30 @@ def test_halves_that_no_kernel_of_ours_takes_are_the_library_s(shape: tuple[int,
     assert {part.kind for part in parts} <= {"view", "product", "chain"}
 
 
+@pytest.mark.parametrize("groups", [1, 4])
+def test_convolutions_of_three_axes_keep_their_weight_in_order(groups: int) -> None:
+    """One order serves all sizes; it is made again when the weight changes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv3d(8, 16, 3, (1, 2, 1), 1, (2, 1, 1), groups), nn.ReLU()).eval()
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for count, *sizes in (
+            (1, 7, 9, 11),
+            (1, 7, 9, 11),
+            (3, 7, 9, 11),
+            (2, 5, 6, 7),
+            (0, 5, 6, 7),
+            (1, 3, 8, 8),
+        ):
+            x = torch.randn(count, 8, *sizes)
+            x[..., 0, 0, 0] = float("nan")
+            x = x.to(memory_format=torch.channels_last_3d) if count > 1 else x
+            assert torch.allclose(fast(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+        model[0].weight.mul_(2)
+        assert torch.allclose(fast(x), model(x), rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert not fast.refused
+
+
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "cpu/avx2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_float32_images_stay_as_they_lie_on_gpus(dtype: torch.dtype, target: str) -> None:

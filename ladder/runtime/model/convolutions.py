@@ -123,7 +123,7 @@ def _settings(form: Convolution) -> Settings:
 def _convolve(found: FusedConvolution, keep: Keep | None) -> Call:
     form, settings = found.form, _settings(found.form)
     function = getattr(torch.nn.functional, f"conv{max(form.rank, 2)}d")
-    weights = keep(_order(form)) if keep is not None and form.rank <= 2 else None
+    weights = None if keep is None else keep(_order(form))
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
         image = _images(form, x)
@@ -140,10 +140,10 @@ def _convolve(found: FusedConvolution, keep: Keep | None) -> Call:
 def _order(form: Convolution) -> Order:
     """Return what puts the weight of a convolution in order for images like one."""
     stride, padding, dilation, groups = _settings(form)
+    order: Any = getattr(torch._C._nn, f"mkldnn_reorder_conv{max(form.rank, 2)}d_weight")
 
     def ordered(weight: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
         plain = _kernels(form, weight).contiguous().to_mkldnn()
-        order: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
         return order(plain, padding, stride, dilation, groups, list(image.shape))  # type: ignore[no-any-return]
 
     return ordered
