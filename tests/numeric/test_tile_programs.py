@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ladder.ir.ops import get_operator
-from ladder.ir.program import TileProgram, block_graph, interpret_program
+from ladder.ir.program import TileProgram, block_graph
 from ladder.lower import cpu
 from ladder.lower.cpu.pack import offset_of, unpack_codes
 from schedules.cpu_layout import cpu_layout
@@ -19,6 +19,7 @@ from schedules.transforms import Convert, Place, Slice
 from targets import host_cpu
 from tests.cpu_schedules import CASES, K, N, schedule_of
 from tests.numeric.cpu_problems import BOUNDS, Problem, activations, compile_entries, problem
+from tests.numeric.tile_interpreter import interpret_program
 
 HOST = host_cpu()
 M = 5

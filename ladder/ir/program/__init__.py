@@ -1,15 +1,14 @@
 """Tile programs: what one kernel computes, with every tile's type, shape, level and layout explicit.
 
 `product` builds the block graph of a product, which is a tile program without loops; transforms
-(`schedules.transforms`) rewrite it; `text` prints and parses it, `verify` checks it, `interpret` executes it
-in numpy and `count` counts its bytes and operations. Emitters read nothing else.
+(`schedules.transforms`) rewrite it; `text` prints and parses it, `verify` checks it and `count` counts its
+bytes and operations. Emitters read nothing else. Tests execute it in numpy (`tests/numeric`).
 May import ``tile_types`` and the operator table.
 """
 
 from __future__ import annotations
 
 from ladder.ir.program.count import Counts, count
-from ladder.ir.program.interpret import interpret_program
 from ladder.ir.program.model import (
     AddGroup,
     Copy,
@@ -42,7 +41,6 @@ __all__ = [
     "TileProgram",
     "block_graph",
     "count",
-    "interpret_program",
     "operand_type",
     "parse_program",
     "verify_program",
