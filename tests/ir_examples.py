@@ -86,7 +86,7 @@ def of_quantized(operator: str, **attributes: Any) -> Graph:
 
 
 def of_matmul_blocks(rows: int | str = "M", n: int = 48, k: int = 96) -> Graph:
-    """Return a block graph: A[M,K] B[N,K]^T in tiles of 16 x 16 x 32, with a thread graph at the end."""
+    """Return a block graph: A[M,K] B[N,K]^T in tiles of 16 x 16 x 32, and functions of the sums."""
     b = GraphBuilder(
         "tiles", "block", grid={"x": -(-n // 16), "y": f"ceildiv({rows}, 16)"}, loops={"i": -(-k // 32)}
     )
@@ -95,9 +95,7 @@ def of_matmul_blocks(rows: int | str = "M", n: int = 48, k: int = 96) -> Graph:
     w = b.add("load", b_in, grid=(0, -1), loop=(1,), shape=(16, 32))
     part = b.add("matmul", a, w, transpose_b=True, type="float32", level="register")
     total = b.add("accumulate", part, level="register")
-    t = GraphBuilder("chain", "thread")
-    x = t.input("x", "float32", (16, 16), level="register")
-    (y,) = b.nest(t.finish(t.add("silu", t.add("neg", x))), total)
+    y = b.add("silu", b.add("neg", total, level="register"), level="register")
     body = b.finish(b.add("store", b.add("convert", y, type="float16"), grid=(1, 0), shape=(rows, n)))
     g = GraphBuilder("blocks")
     inputs = g.input("A", "float16", (rows, k)), g.input("B", "float16", (n, k))
@@ -132,7 +130,6 @@ EXAMPLES: dict[str, Graph] = {
     "load": of_matmul_blocks(),
     "store": of_matmul_blocks(),
     "block": of_matmul_blocks(),
-    "thread": of_matmul_blocks(),
     "accumulate": of_softmax_blocks(),
 }
 """Operator -> a graph that contains it."""

@@ -17,11 +17,11 @@ from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 from tile_types.ttype import TType
 
-DEFAULT_PLACE = {"kernel": "dram", "block": "shared", "thread": "register"}
-"""Memory level of results, by graph level."""
+OUTER_PLACE = "dram"
+"""Memory level of a graph's operands."""
 
-OUTER_PLACE = {"kernel": "dram", "block": "dram", "thread": "shared"}
-"""Memory level of a graph's operands, by its own level."""
+DEFAULT_PLACE = {"kernel": OUTER_PLACE, "block": "shared"}
+"""Memory level of results, by graph level."""
 
 
 def node_attributes(node: Node, graph: Graph | None = None) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class GraphBuilder:
     name
         Name of the graph.
     level
-        ``"kernel"``, ``"block"`` or ``"thread"``.
+        ``"kernel"`` or ``"block"``.
     grid, loops
         Names and extents of a block graph's dimensions.
 
@@ -103,7 +103,7 @@ class GraphBuilder:
         layout: Any = None,
     ) -> str:
         """Declare the next operand and return its value's name."""
-        tile = Tile(get_type(ttype), tuple(map(canonical, shape)), level or OUTER_PLACE[self.level], layout)
+        tile = Tile(get_type(ttype), tuple(map(canonical, shape)), level or OUTER_PLACE, layout)
         return self.insert(Node(self.fresh(name), "input", (), (), (tile,)))
 
     def add(
@@ -122,14 +122,14 @@ class GraphBuilder:
         """
         row = get_operator(operator)
         tiles = [self.tile(value) for value in inputs]
-        place = level or (OUTER_PLACE[self.level] if row.role == "store" else DEFAULT_PLACE[self.level])
+        place = level or (OUTER_PLACE if row.role == "store" else DEFAULT_PLACE[self.level])
         tile = infer_tile(row, tiles, attributes, place, self.loops)
         tile = replace(tile, layout=layout)
         stored = row.stored(attributes)
         return self.insert(Node(self.fresh(name or operator), operator, inputs, stored, (tile,)))
 
     def nest(self, body: Graph, *inputs: str, name: str | None = None) -> tuple[str, ...]:
-        """Add a node defined by a block or thread graph; returns the names of its results."""
+        """Add a node defined by a block graph; returns the names of its results."""
         tiles = tuple(body.tile(output) for output in body.outputs)
         return self._values(Node(self.fresh(name or body.name), body.level, inputs, (), tiles, body))
 

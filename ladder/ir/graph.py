@@ -16,7 +16,7 @@ from tile_types.tile import Extent, Tile
 Literal = int | float | str | bool | None | tuple["Literal", ...]
 """Values that an attribute can hold."""
 
-LEVELS = ("kernel", "block", "thread")
+LEVELS = ("kernel", "block")
 """Graph levels, outermost first."""
 
 

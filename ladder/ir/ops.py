@@ -331,10 +331,6 @@ _BLOCK_GRAPH = (
         "block", (1, None), shapes.given, arrange.identity, None, _first, role="graph", levels=("kernel",),
         doc="a block graph: what one thread block does",
     ),
-    Operator(
-        "thread", (1, None), shapes.given, arrange.identity, None, _first, role="graph", levels=_BLOCK_ONLY,
-        doc="a thread graph: a chain kept in registers",
-    ),
 )  # fmt: skip
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType(

@@ -14,12 +14,8 @@ from tile_types.tile import Tile
 PLACES = {
     "kernel": ("dram",),
     "block": ("l2", "shared", "l1", "scratch", "register"),
-    "thread": ("register",),
 }
-"""Memory levels that a graph's own results may live at."""
-
-OPERAND_PLACES = {"kernel": PLACES["kernel"], "block": PLACES["kernel"], "thread": PLACES["block"]}
-"""Memory levels of a graph's operands."""
+"""Memory levels that a graph's own results may live at; its operands are in DRAM."""
 
 MAX_GRID = 3
 _STAGE_OF_ROLE = {"load": "loaded", "accumulate": "accumulated", "store": "stored"}
@@ -137,7 +133,7 @@ def _body_tiles(body: Graph, node: Node, tiles: list[Tile]) -> list[Tile]:
 def _check_places(graph: Graph, node: Node, capacity: Mapping[str, int]) -> None:
     role = get_operator(node.operator).role
     outer = role in ("input", "store")
-    allowed = (OPERAND_PLACES if outer else PLACES)[graph.level]
+    allowed = PLACES["kernel" if outer else graph.level]
     for tile in node.tiles:
         if tile.level not in allowed:
             raise _error(graph, node, f"lives in {tile.level!r}, allowed here: {', '.join(allowed)}")

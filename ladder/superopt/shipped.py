@@ -24,7 +24,6 @@ from ladder.superopt.generator.report import Counts
 from ladder.superopt.generator.search import proved
 from ladder.superopt.generator.stored import certificate_of, structure_of
 from ladder.superopt.generator.structure import Structure
-from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import DELTA, Stability
 from tile_types.errors import ShapeError
 
@@ -83,10 +82,10 @@ def recalled(form: Canonical, limits: Limits, most: int) -> Report | None:
 
 def _found(structure: Structure, given: Mapping[str, Any], program: Program, limits: Limits) -> VerifiedGraph:
     factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
-    plain = instantiate(structure, program, factors, packed=True)
+    graph = instantiate(structure, program, factors, packed=True)
     stability = Stability(**given["stability"])
     proof = certificate_of(given["certificate"])
-    return VerifiedGraph(structure, plain, fuse_threads(plain), proof, given["extents"], stability, cost)
+    return VerifiedGraph(structure, graph, proof, given["extents"], stability, cost)
 
 
 def certified(found: VerifiedGraph, program: Program, limits: Limits) -> VerifiedGraph | str:

@@ -124,7 +124,7 @@ def page(report: Report, limit: int = 8) -> str:
 def _section(number: int, found: VerifiedGraph, original: str) -> str:
     """Draw a found graph beside the program."""
     proof = found.certificate
-    blocks = [node.body for node in found.plain.nodes if node.body is not None]
+    blocks = [node.body for node in found.graph.nodes if node.body is not None]
     drawings = "".join(f"<div><p>{_dimensions(body)}</p>{svg(body)}</div>" for body in blocks)
     return (
         f"<h2>Graph {number}</h2><p>Equal with error ≤ {proof.error:.1e}: degree"

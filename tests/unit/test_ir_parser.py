@@ -22,7 +22,7 @@ GOOD = """kernel g {
 @pytest.mark.parametrize(
     ("old", "new", "place", "reason"),
     [
-        ("kernel", "warp", "line 1, column 1", "a graph begins with kernel, block, thread, found 'warp'"),
+        ("kernel", "warp", "line 1, column 1", "a graph begins with kernel, block, found 'warp'"),
         ("exp(%x)", "exp(%x", "line 3, column 15", "expected 'name', found ':'"),
         ("%y = exp", "%y.1 = exp", "line 3, column 3", "has no '.'"),
         ("float16[M, 8]\n  %y", "float17[M, 8]\n  %y", "line 2, column 18", "unknown type 'float17'"),

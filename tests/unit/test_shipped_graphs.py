@@ -16,7 +16,6 @@ from ladder.superopt.generator import Limits, VerifiedGraph, instantiate
 from ladder.superopt.generator.instantiate import symbolic_program
 from ladder.superopt.generator.search import proved
 from ladder.superopt.generator.stored import certificate_of
-from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.operators import OPERATORS
 from ladder.superopt.shipped import entries
 from ladder.superopt.tracer import Tracer
@@ -60,7 +59,7 @@ def test_what_is_shipped_is_proved_again(name: str, weights: str) -> None:
     entry = entries()[form.key]
     stored, structure = entry.found[0], entry.structures(form.program)[0]
     mapping, known = structure.mapping, certificate_of(stored["certificate"])
-    pair = symbolic_program(mapping, form.program), fuse_threads(instantiate(structure, form.program))
+    pair = symbolic_program(mapping, form.program), instantiate(structure, form.program)
     again, extents = verify_for_all_extents(*pair, delta=known.delta, seed=known.seed)
     assert again.verdict == "replayed"
     assert extents == stored["extents"]

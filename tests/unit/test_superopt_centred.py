@@ -19,7 +19,6 @@ from ladder.superopt.generator.centred import centred
 from ladder.superopt.generator.instantiate import symbolic_program
 from ladder.superopt.generator.report import operators_of
 from ladder.superopt.generator.structure import GraphStep, Mapping, Prefix, Structure
-from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import verify_for_all_extents
 from ladder.superopt.verifier.whole import whole
 from targets import get_device
@@ -69,7 +68,7 @@ def _completed() -> Structure:
 
 
 def _proved(structure: Structure, program: Program = PROGRAM) -> bool:
-    graph = fuse_threads(instantiate(structure, program))
+    graph = instantiate(structure, program)
     return verify_for_all_extents(symbolic_program(structure.mapping, program), graph)[0].equal
 
 
@@ -134,7 +133,7 @@ def test_near_misses_are_not_proved(change):
 
 @pytest.mark.parametrize("structure", [OF_DIFFERENCE, _completed()], ids=["difference", "input"])
 def test_whole_tensors_have_the_values_of_block_graphs(structure):
-    graph = fuse_threads(instantiate(structure, PROGRAM))
+    graph = instantiate(structure, PROGRAM)
     factors = {"Mg": 2, "Mt": 3, "Ng": 3, "Nt": 2, "Kl": 4, "Kt": 5}
     tensors = whole(graph)
     assert all(node.body is None for node in tensors.nodes)

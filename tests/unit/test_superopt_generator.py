@@ -24,7 +24,6 @@ from ladder.superopt.generator.report import operators_of
 from ladder.superopt.generator.search import tasks_of
 from ladder.superopt.generator.space import LEAST_TILE, chained, tile_of
 from ladder.superopt.generator.structure import GraphStep
-from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.show import page
 from ladder.superopt.verifier import check_stability, verify_equal
 from tile_types.errors import ParseError, ScheduleError, ShapeError, UnknownNameError
@@ -84,7 +83,7 @@ def test_everything_found_is_valid_and_proved(reports, name):
 
 def test_rmsnorm_divides_after_the_matmul(reports):
     """Load, one loop over K with two accumulators, then one division: no second pass over X."""
-    bodies = [block_of(found.plain) for found in reports["rmsnorm_matmul"].found]
+    bodies = [block_of(found.graph) for found in reports["rmsnorm_matmul"].found]
     moved = [body for body in bodies if path(body, body.outputs[0])[:3] == ["store", "div", "accumulate"]]
     assert moved
     body = moved[0]
@@ -120,7 +119,7 @@ def test_gqa_is_flash_attention():
     """One kernel: the keys are a loop, no score leaves the block, sums are rescaled by a running maximum."""
     report = search(get_program("gqa").resized(**Reports.DECODE), Limits(split=False, proofs=2), seed=1)
     found = next(f for f in report.found if f.structure.mapping.loops == ("S",))
-    (body,) = blocks_of(found.plain)
+    (body,) = blocks_of(found.graph)
     assert [axis.name for axis in body.grid] == ["Hg"]
     assert [axis.name for axis in body.loops] == ["Sl"]
     assert kinds(body) == ["rescale", "rescale"]
@@ -142,7 +141,7 @@ def test_gqa_is_flash_attention():
 def test_gqa_is_flash_decoding(reports):
     """Blocks share the keys; each leaves sums and its maximum, a second kernel rescales and divides."""
     found = next(f for f in reports["gqa"].found if f.structure.mapping.loops == ("S",))
-    first, second = blocks_of(found.plain)
+    first, second = blocks_of(found.graph)
     assert [axis.name for axis in first.grid] == ["Hg", "Sg"]
     assert len(first.outputs) == 3
     assert kinds(first) == ["rescale", "rescale", "max"]
@@ -176,18 +175,18 @@ def test_attention_without_its_maximum_overflows(reports):
 def test_qknorm_attention_is_one_pass(reports):
     """Both norms, the products and softmax in one block graph; the norms divide scores, or operands."""
     for found in reports["qknorm_attention"].found:
-        first = blocks_of(found.plain)[0]
+        first = blocks_of(found.graph)[0]
         assert operators(first).count("sqrt") == 2
         assert operators(first).count("matmul") >= 2
         assert operators(first).count("exp") == 1
         assert not first.loops or is_online_softmax(first)
-        assert all(n.operator in ("input", "block") for n in found.plain.nodes)
+        assert all(n.operator in ("input", "block") for n in found.graph.nodes)
         assert found.certificate.bound.functions > 0
 
 
 def test_ntrans_is_one_kernel(reports):
     (found,) = reports["ntrans"].found
-    (body,) = blocks_of(found.plain)
+    (body,) = blocks_of(found.graph)
     assert operators(body).count("sqrt") == 2
     assert not body.loops
     assert [node.tile.shape[0] for node in body.nodes if node.operator == "load"] == [1, 1, 1]
@@ -210,7 +209,7 @@ def test_split_sums_are_combined_by_a_second_kernel():
 
 
 def test_gated_mlp_has_both_products_in_one_block(reports):
-    body = block_of(reports["gated_mlp"].found[0].plain)
+    body = block_of(reports["gated_mlp"].found[0].graph)
     products = [node for node in body.nodes if node.operator == "matmul"]
     assert len(products) == 2
     assert products[0].inputs[0] == products[1].inputs[0]  # X is loaded once
@@ -219,7 +218,7 @@ def test_gated_mlp_has_both_products_in_one_block(reports):
 
 def test_lora_concatenates(reports):
     """(X ‖ X·A) · (W ‖ B): one product of concatenations after X·A."""
-    bodies = [block_of(found.plain) for found in reports["lora"].found]
+    bodies = [block_of(found.graph) for found in reports["lora"].found]
     concatenated = [body for body in bodies if any(node.operator == "concat" for node in body.nodes)]
     assert concatenated
     body = concatenated[0]
@@ -390,30 +389,6 @@ def test_mappings_split_outputs_by_blocks_and_sums_by_steps():
     assert {task.mapping.grid for task in tasks_of(narrow, ONE) if not task.mapping.split} == {(), ("N",)}
 
 
-def test_elementwise_chains_become_thread_graphs(reports):
-    """silu, mul and the conversion of the gated MLP; the division of the norm with its conversion."""
-    expected = {
-        "gated_mlp": ["silu", "mul", "convert"],
-        "rmsnorm_matmul": ["div", "convert"],
-    }
-    for name, operators in expected.items():
-        body = block_of(reports[name].found[0].graph)
-        threads = [[n.operator for n in node.body.nodes if n.inputs] for node in body.nodes if node.body]
-        assert operators in threads
-        assert all(node.operator in ("thread", "store") for node in body.nodes[-2:])
-
-
-def test_fused_graphs_compute_what_plain_ones_do(reports):
-    program = get_program("gated_mlp").resized(B=4, K=64, N=32)
-    generator = np.random.default_rng(0)
-    inputs = [generator.standard_normal(node.tile.known_shape) for node in program.graph().inputs]
-    for found in reports["gated_mlp"].found:
-        factors, _ = choose_factors(found.structure, program, 132, 1 << 20)
-        plain = instantiate(found.structure, program, factors)
-        assert np.array_equal(evaluate(fuse_threads(plain), inputs), evaluate(plain, inputs))
-        assert fuse_threads(plain) != plain
-
-
 def test_chains_that_sum_rows_take_no_vectors():
     """A long program with a vector as scale has values of one axis, too."""
     links = (("square", ()), ("reduce_sum", (("axis", 1),)), ("sqrt", ()))
@@ -458,7 +433,7 @@ def test_scales_move_across_the_product():
     found = [f for f in report.found if [s.operator for s in f.structure.steps[:2]] == ["matmul", "mul"]]
     assert any(f.structure.mapping.loops == ("G",) for f in found)
     assert any(s.operator == "mul" for f in report.found for s in f.structure.steps[:1])  # the plain way, too
-    body = block_of(found[0].plain)
+    body = block_of(found[0].graph)
     (product,) = (node for node in body.nodes if node.operator == "matmul")
     assert path(body, product.inputs[1]) == ["load", "input"]  # but for the conversion of int4
     assert body.producer(body.producer(product.inputs[1]).inputs[0]).tile.ttype.name == "int4"
@@ -471,7 +446,7 @@ def test_loops_of_two_dimensions():
     report = search(program, limits, seed=1)
     found = [f for f in report.found if f.structure.mapping.loops == ("G", "I")]
     assert found
-    body = block_of(found[0].plain)
+    body = block_of(found[0].graph)
     assert [axis.name for axis in body.loops] == ["Gl", "Il"]
     verify(found[0].graph)
     small = program.resized(G=4, B=4, I=6, N=4)

@@ -1,12 +1,9 @@
-"""Normal form of a block graph for lowering: matrices with stages, thread graphs inlined.
-
-Element-wise chains are fused by the lowering itself, so thread graphs are inlined first.
-"""
+"""Normal form of a block graph for lowering: matrices with stages."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -26,28 +23,6 @@ STAGES = (BEFORE, LOOP, AFTER)
 
 HALVES = ("float16", "bfloat16")
 """Types that matrix instructions take."""
-
-
-def inlined(block: Graph) -> Graph:
-    """Return a block graph whose thread graphs are replaced by their nodes."""
-    nodes: list[Node] = []
-    for node in block.nodes:
-        nodes.extend(_opened(node) if node.body is not None else (node,))
-    return replace(block, nodes=tuple(nodes))
-
-
-def _opened(node: Node) -> Iterator[Node]:
-    body = node.body
-    assert body is not None
-    if len(body.outputs) != 1:
-        raise ScheduleError(f"thread graph %{node.name} has {len(body.outputs)} results; one is lowered")
-    names = dict(zip((inner.name for inner in body.inputs), node.inputs, strict=True))
-    names[body.outputs[0]] = node.name
-    for inner in body.nodes:
-        if inner.operator == "input":
-            continue
-        name = names.setdefault(inner.name, f"{node.name}__{inner.name}")
-        yield replace(inner, name=name, inputs=tuple(names[value] for value in inner.inputs))
 
 
 def without_outer_products(block: Graph) -> Graph:
@@ -79,18 +54,18 @@ def matrix_of(tile: Tile, what: str = "a tile") -> tuple[int, int]:
 class BlockProgram:
     """A block graph with known extents, ready to be lowered.
 
-    block: The graph, thread graphs inlined, outer products element-wise.
+    block: The graph, outer products element-wise.
     """
 
     block: Graph
 
     @staticmethod
     def of(block: Graph) -> BlockProgram:
-        """Inline and check a block graph.
+        """Check a block graph.
 
         Raises ScheduleError: Names what is not lowered.
         """
-        program = BlockProgram(without_outer_products(inlined(block)))
+        program = BlockProgram(without_outer_products(block))
         for node in program.block.nodes:
             if node.operator != "input" and get_operator(node.operator).role != "store":
                 matrix_of(node.tile, f"%{node.name}")

@@ -129,15 +129,13 @@ class VerifiedGraph:
     """A verified graph.
 
     structure: Mapping and steps.
-    plain, graph: At the program's sizes, before and after fusion of element-wise operators into thread
-        graphs.
+    graph: At the program's sizes.
     certificate, extents: Of equality of ``graph`` at all extents, proved by a test at these.
     stability: Of floating-point behaviour.
     cost: Bytes that blocks load per wave: what graphs are ranked by until kernels are measured.
     """
 
     structure: Structure
-    plain: Graph
     graph: Graph
     certificate: Certificate
     extents: dict[str, int]

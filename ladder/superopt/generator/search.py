@@ -33,7 +33,6 @@ from ladder.superopt.generator.report import Counts, Limits, Report, VerifiedGra
 from ladder.superopt.generator.space import COMBINING, Partial, Space, Value, replayed, targets_of
 from ladder.superopt.generator.stored import identity, structure_of
 from ladder.superopt.generator.structure import WHOLE, Mapping, Prefix, Structure
-from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import (
     DELTA,
     SUBTRACTS,
@@ -402,14 +401,14 @@ def proved(
     factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
     certificate, extents = verify_for_all_extents(
         symbolic_program(structure.mapping, program),
-        fuse_threads(instantiate(structure, program)),
+        instantiate(structure, program),
         delta=delta,
     )
     if not certificate.equal:
         return certificate.reason
-    plain = instantiate(structure, program, factors, packed=True)
+    graph = instantiate(structure, program, factors, packed=True)
     stability = _stability(structure, program, seed)
-    return VerifiedGraph(structure, plain, fuse_threads(plain), certificate, extents, stability, cost)
+    return VerifiedGraph(structure, graph, certificate, extents, stability, cost)
 
 
 def _stability(structure: Structure, program: Program, seed: int) -> Stability:

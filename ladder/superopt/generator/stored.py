@@ -24,7 +24,6 @@ from ladder.superopt.generator.instantiate import instantiate
 from ladder.superopt.generator.program import Program
 from ladder.superopt.generator.report import Counts, Limits, Report, VerifiedGraph
 from ladder.superopt.generator.structure import GraphStep, Prefix, Structure
-from ladder.superopt.generator.threads import fuse_threads
 from ladder.superopt.verifier import Bound, Certificate, Stability
 from tile_types.errors import CacheError, LadderError
 from tile_types.files import replacing
@@ -150,9 +149,9 @@ def _report(stored: dict[str, Any], program: Program, limits: Limits) -> Report:
 def _found(value: dict[str, Any], program: Program, limits: Limits) -> VerifiedGraph:
     structure = structure_of(value["structure"])
     factors, cost = choose_factors(structure, program, limits.units, limits.capacity)
-    plain = instantiate(structure, program, factors, packed=True)
+    graph = instantiate(structure, program, factors, packed=True)
     stability, proof = Stability(**value["stability"]), certificate_of(value["certificate"])
-    return VerifiedGraph(structure, plain, fuse_threads(plain), proof, value["extents"], stability, cost)
+    return VerifiedGraph(structure, graph, proof, value["extents"], stability, cost)
 
 
 def certificate_to_json(proof: Certificate) -> dict[str, Any]:

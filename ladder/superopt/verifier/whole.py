@@ -60,17 +60,11 @@ class _Block:
     def results(self, inputs: Sequence[str]) -> Iterator[str]:
         """Return the names of the whole tensors that are stored."""
         given = [Part(name, (0,) * len(self.axes)) for name in inputs]
-        return (part.name for part in self._values(self.body, given))
-
-    def _values(self, graph: Graph, inputs: Sequence[Part]) -> list[Part]:
-        values = dict(zip((node.name for node in graph.inputs), inputs, strict=True))
-        for node in graph.nodes:
-            operands = [values[value] for value in node.inputs]
-            if node.body is not None:
-                values.update(zip(node.values, self._values(node.body, operands), strict=True))
-            elif node.operator != "input":
-                values[node.name] = self._value(node, operands)
-        return [values[output] for output in graph.outputs]
+        values = dict(zip((node.name for node in self.body.inputs), given, strict=True))
+        for node in self.body.nodes:
+            if node.operator != "input":
+                values[node.name] = self._value(node, [values[value] for value in node.inputs])
+        return (values[output].name for output in self.body.outputs)
 
     def _value(self, node: Node, operands: Sequence[Part]) -> Part:
         row = get_operator(node.operator)
