@@ -26,7 +26,6 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "slice": (((8, 6),), {"begin": (1, 2), "shape": (3, 4), "step": (2, 1)}),
     "map": (((9, 4),), {"spec": "h+r c -> h c r", "sizes": (("h", 7), ("r", 3))}),
     "pad": (((4, 6),), {"low": (1, 0), "high": (0, 2), "value": 2.0}),
-    "sync": (((4, 6),), {"scope": "warp"}),
     "iota": ((), {"extent": 5, "axis": 1, "rank": 2, "begin": 3, "step": 2, "type": "int64"}),
     "size": ((), {"extent": 5, "type": "float32"}),
     "take": (((5, 6), (2, 3)), {}),

@@ -17,7 +17,6 @@ from ladder.ir.operator import (
     Operator,
     Tiles,
     flops_per_element,
-    no_bytes,
 )
 from tile_types.errors import ShapeError
 from tile_types.library import get_type
@@ -126,7 +125,7 @@ def _refuse(values: Values, attributes: Attributes) -> Any:
 
 SOURCES = (
     Operator(
-        "iota", (0, 0), _count_shape, _count, None, _named("iota"), "other", bytes=no_bytes,
+        "iota", (0, 0), _count_shape, _count, None, _named("iota"), "other",
         attributes={
             "extent": Attribute("extent"), "axis": Attribute("int", 0), "rank": Attribute("int", 1),
             "begin": Attribute("extent", 0), "step": Attribute("int", 1), "type": Attribute("type"),
@@ -134,7 +133,7 @@ SOURCES = (
         result_type=shapes.target_type, doc="begin, begin + step, ... along one axis",
     ),
     Operator(
-        "size", (0, 0), _no_shape, _size, None, _named("size"), "other", bytes=no_bytes,
+        "size", (0, 0), _no_shape, _size, None, _named("size"), "other",
         attributes={"extent": Attribute("extent"), "type": Attribute("type")},
         result_type=shapes.target_type, engine="leaf", doc="an extent as a number",
     ),

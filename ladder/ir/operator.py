@@ -114,16 +114,6 @@ def flops_per_element(count: int) -> Callable[[Tiles, Tile, Attributes], Extent]
     return lambda tiles, result, attributes: product([count, *result.shape])
 
 
-def moved_bytes(tiles: Tiles, result: Tile, attributes: Attributes) -> int:
-    """Bytes of all operands and of the result; raises ShapeError on symbolic extents."""
-    return sum(tile.nbytes for tile in tiles) + result.nbytes
-
-
-def no_bytes(tiles: Tiles, result: Tile, attributes: Attributes) -> int:
-    """Nothing moves."""
-    return 0
-
-
 @dataclass(frozen=True)
 class Operator:
     """One row of the operator table.
@@ -135,7 +125,7 @@ class Operator:
     finite: ``(field, values, attributes) -> residues`` over Z_p x Z_q, or None (outside LAX).
     abstract: ``(expressions, tiles, attributes) -> AbstractExpression``.
     lax: One of `LAX_CLASSES`, or a function of the attributes that returns one.
-    flops, bytes: ``(tiles, result, attributes) -> count``.
+    flops: ``(tiles, result, attributes) -> count``.
     lower: Element-wise operators: TIR scalars -> TIR scalar; None for the others.
     attributes: Its attributes by name.
     result_type: ``(tiles, attributes) -> TType``.
@@ -153,7 +143,6 @@ class Operator:
     abstract: Callable[[Sequence[AbstractExpression], Tiles, Attributes], AbstractExpression]
     lax: str | Callable[[Attributes], str] = "multilinear"
     flops: Callable[[Tiles, Tile, Attributes], Extent] = no_flops
-    bytes: Callable[[Tiles, Tile, Attributes], int] = moved_bytes
     lower: Callable[..., Any] | None = None
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     result_type: Callable[[Tiles, Attributes], TType] = arithmetic_type

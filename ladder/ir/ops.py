@@ -18,12 +18,10 @@ from ladder.ir.operator import (
     Operator,
     Tiles,
     flops_per_element,
-    no_bytes,
 )
 from tile_types.errors import unknown_name
 from tile_types.tile import Extent, Tile
 
-SYNC_SCOPES = ("lane", "warp", "block", "device")
 ACCUMULATOR_KINDS = tuple(numeric.ACCUMULATORS)
 _AXES = Attribute("ints", ())
 _ANY_TYPE = shapes.any_type
@@ -183,11 +181,11 @@ _BLOCK_ONLY = ("block",)
 
 _SOURCES = (
     Operator(
-        "input", (0, 0), shapes.given, arrange.identity, None, _first, bytes=no_bytes, role="input",
+        "input", (0, 0), shapes.given, arrange.identity, None, _first, role="input",
         doc="an operand of the graph; its tile is stated",
     ),
     Operator(
-        "constant", (0, 0), shapes.given, numeric.constant, finite_rows.constant, _literal, bytes=no_bytes,
+        "constant", (0, 0), shapes.given, numeric.constant, finite_rows.constant, _literal,
         attributes={
             "value": Attribute("number"), "shape": Attribute("extents", ()), "type": Attribute("type"),
         },
@@ -299,10 +297,6 @@ _MOVES = (
         "pad", shapes.padded, arrange.pad,
         {"low": Attribute("extents"), "high": Attribute("extents"), "value": Attribute("number", 0.0)},
         finite=finite_rows.pad, abstract=_named("pad"),
-    ),
-    _move(
-        "sync", shapes.same, arrange.identity, {"scope": Attribute("name", choices=SYNC_SCOPES)},
-        bytes=no_bytes, doc="all units of the scope see the value afterwards",
     ),
 )  # fmt: skip
 

@@ -214,7 +214,6 @@ _ROWS: Mapping[str, Make] = {
     "silu": _plain(torch.nn.functional.silu),
     "gelu": _plain(torch.nn.functional.gelu),
     "gelu_tanh": _plain(_gelu_tanh),
-    "sync": _plain(lambda x: x),
     "convert": _convert,
     "encode": _encode,
     "constant": _constant,

@@ -388,7 +388,7 @@ def replace_axis(axes: Axes, axis: int, by: tuple[Extent, ...]) -> Axes:
 
 
 _RULES: Mapping[str, Any] = {
-    "convert": _Step.keep, "sync": _Step.keep, "load": _Step.load, "store": _Step.store,
+    "convert": _Step.keep, "load": _Step.load, "store": _Step.store,
     "broadcast": _Step.broadcast, "transpose": _Step.transpose, "reduce_sum": _Step.sum,
     "reduce_max": _Step.max, "matmul": _Step.matmul, "accumulate": _Step.accumulate,
     "concat": _Step.concat,

@@ -124,7 +124,7 @@ RANGES: Mapping[str, Callable[..., tuple[int, int]]] = {
 TRUTHS = frozenset({"less", "less_equal", "equal", "both", "either", "negation"})
 
 KEPT = frozenset(
-    {"broadcast", "reshape", "transpose", "concat", "repeat", "slice", "map", "sync", "load", "store", "pad"}
+    {"broadcast", "reshape", "transpose", "concat", "repeat", "slice", "map", "load", "store", "pad"}
 )
 """Operators whose results' elements are elements of their operands, or 0, or what they fill with."""
 
