@@ -21,7 +21,7 @@ MAX_GRID = 3
 _STAGE_OF_ROLE = {"load": "loaded", "accumulate": "accumulated", "store": "stored"}
 
 
-def verify(graph: Graph, capacity: Mapping[str, int] | None = None) -> None:
+def verify(graph: Graph) -> None:
     """Check a graph and all graphs nested in it.
 
     Checked: names are unique identifiers; every operand is defined before its use (so there
@@ -30,7 +30,6 @@ def verify(graph: Graph, capacity: Mapping[str, int] | None = None) -> None:
     dimensions and every path from an operand to an output passes exactly one input iterator,
     one accumulator (if there is a loop) and one store (Mirage, §2).
 
-    capacity: Bytes by memory level; if given, each tile with known extents must fit its level.
     Raises VerificationError: Names graph, node and reason.
     """
     _check_graph(graph)
@@ -38,9 +37,9 @@ def verify(graph: Graph, capacity: Mapping[str, int] | None = None) -> None:
     for node in graph.nodes:
         _check_names(graph, node, defined)
         _check_node(graph, node, [defined[value] for value in node.inputs])
-        _check_places(graph, node, capacity or {})
+        _check_places(graph, node)
         if node.body is not None:
-            verify(node.body, capacity)
+            verify(node.body)
         defined.update(zip(node.values, node.tiles, strict=True))
     for output in graph.outputs:
         if output not in defined:
@@ -130,17 +129,13 @@ def _body_tiles(body: Graph, node: Node, tiles: list[Tile]) -> list[Tile]:
     return [body.tile(output) for output in body.outputs]
 
 
-def _check_places(graph: Graph, node: Node, capacity: Mapping[str, int]) -> None:
+def _check_places(graph: Graph, node: Node) -> None:
     role = get_operator(node.operator).role
     outer = role in ("input", "store")
     allowed = PLACES["kernel" if outer else graph.level]
     for tile in node.tiles:
         if tile.level not in allowed:
             raise _error(graph, node, f"lives in {tile.level!r}, allowed here: {', '.join(allowed)}")
-        known = all(isinstance(extent, int) for extent in tile.shape)
-        limit = capacity.get(tile.level)
-        if limit is not None and known and tile.nbytes > limit:
-            raise _error(graph, node, f"needs {tile.nbytes} bytes of {tile.level}, which has {limit}")
 
 
 def _check_paths(graph: Graph) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
 from ladder.ir.verify import verify
+from ladder.knobs import settings, write_dump
 from ladder.rewrite.rules import Rule, rewrite
 from tile_types.errors import VerificationError
 
@@ -27,14 +28,13 @@ def rewriting(name: str, rules: Sequence[Rule]) -> Pass:
     return Pass(name, lambda graph: rewrite(graph, rules))
 
 
-def run_passes(graph: Graph, passes: Sequence[Pass], *, dump_dir: str | Path | None = None) -> Graph:
+def run_passes(graph: Graph, passes: Sequence[Pass]) -> Graph:
     """Apply passes in order; verify before the first and after each.
 
-    dump_dir: Folder that receives every stage as ``{graph}.{number}.{pass}.txt``; by default the knob
-        ``LADDER_DUMP``.
+    The folder ``LADDER_DUMP`` receives every stage as ``{graph}.{number}.{pass}.txt``.
     Raises VerificationError: Names the pass that broke the graph.
     """
-    folder = _dump_folder(dump_dir)
+    folder = settings.dump
     stages = [Pass("input", lambda unchanged: unchanged), *passes]
     for number, stage in enumerate(stages):
         graph = stage.function(graph)
@@ -47,18 +47,8 @@ def run_passes(graph: Graph, passes: Sequence[Pass], *, dump_dir: str | Path | N
     return graph
 
 
-def _dump_folder(given: str | Path | None) -> Path | None:
-    if given is None:
-        from ladder.knobs import settings
-
-        given = settings.dump
-    return Path(given) if given else None
-
-
 def _dump(folder: Path | None, number: int, name: str, graph: Graph) -> None:
     if folder is None:
         return
-    from ladder.knobs import write_dump
-
     safe = re.sub(r"\W+", "_", name)
     write_dump(folder / f"{graph.name}.{number:02d}.{safe}.txt", print_graph(graph) + "\n")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from ir_examples import of_matmul_blocks, operands
 
+from ladder import knobs
 from ladder.ir import (
     GraphBuilder,
     evaluate,
@@ -169,7 +170,8 @@ def test_same_name_binds_the_same_value():
 
 def test_passes_are_verified_and_dumped(tmp_path, monkeypatch):
     graph = chain("int4", "float16", "float32")
-    result = run_passes(graph, [rewriting("fold converts", CONVERT_FOLDING)], dump_dir=tmp_path)
+    with knobs.override(dump=tmp_path):
+        result = run_passes(graph, [rewriting("fold converts", CONVERT_FOLDING)])
     stages = sorted(tmp_path.iterdir())
     assert [path.name for path in stages] == ["chain.00.input.txt", "chain.01.fold_converts.txt"]
     assert [parse(path.read_text()) for path in stages] == [graph, result]
@@ -182,8 +184,9 @@ def test_the_pass_that_breaks_a_graph_is_named(tmp_path):
     def break_it(graph):
         return parse(str(graph).replace("float32[3]", "float32[4]"))
 
-    with pytest.raises(VerificationError, match=r"after pass 'break it': graph 'chain', node %convert_1"):
-        run_passes(chain("int4", "float16", "float32"), [Pass("break it", break_it)], dump_dir=tmp_path)
+    broken = r"after pass 'break it': graph 'chain', node %convert_1"
+    with knobs.override(dump=tmp_path), pytest.raises(VerificationError, match=broken):
+        run_passes(chain("int4", "float16", "float32"), [Pass("break it", break_it)])
     assert (tmp_path / "chain.01.break_it_broken.txt").exists()
 
 
