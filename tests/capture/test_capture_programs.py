@@ -31,6 +31,7 @@ ADVERSARIAL += (
     "hostile_numbers",
     "hostile_objects",
     "hostile_state",
+    "once",
 )
 LIBRARIES = ("changed", "wrapped", "unlike", "mapped", "watched", "projects")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *LIBRARIES, *ADVERSARIAL)

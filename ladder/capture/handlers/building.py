@@ -157,7 +157,11 @@ def extend_display(vm: Interpreter, target: Any, method: Any, value: Any) -> Non
     value = vm.plain(value)
     if is_a(value, OrderedDict) and method is dict.update and type(value) is not OrderedDict:
         value = _asked_items(vm, value)
-    value = iterated(vm, value, list if method is list.extend else set)
+    if method is not dict.update:
+        value = iterated(vm, value, list if method is list.extend else set)
+    if not vm.recording:  # its methods have ended that
+        vm.natively(method, target, value)
+        return
     if not _extendable(vm, value):
         raise CaptureError("extended by an unknown iterable")
     admit_iterable(vm, value)

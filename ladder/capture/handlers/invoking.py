@@ -131,9 +131,10 @@ def match_class(vm: Interpreter, subject: Any, kind: Any, names: tuple[str, ...]
         raise TypeError(f"{kind.__name__}() accepts {len(matched)} positional sub-patterns ({count} given)")
     values = list(positional)
     for name in (*matched, *names):
-        if not vm.call(hasattr, (subject, name), {}):
+        found = vm.call(getattr, (subject, name, NULL), {})  # a property is asked once
+        if found is NULL:
             return None
-        values.append(load_attr(vm, subject, name))
+        values.append(found)
     return tuple(values)
 
 

@@ -271,6 +271,9 @@ def _touched_tuple(vm: Interpreter, items: Any, new: Any, given: tuple[Any, ...]
 
 
 def _initialise(vm: Interpreter, made: Any, how: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not vm.recording:  # what made it has ended that
+        vm.natively(how, made, *args, **kwargs)
+        return made
     if how is types.SimpleNamespace.__init__ and not args:
         for name, item in kwargs.items():
             store_plain(vm, made, name, item)
