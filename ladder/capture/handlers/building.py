@@ -149,17 +149,19 @@ def build_dict(vm: Interpreter, keys: list[Any], values: list[Any]) -> Any:
 
 def extend_display(vm: Interpreter, target: Any, method: Any, value: Any) -> None:
     """Extend a container that a display is building."""
-    if not vm.recording:
-        vm.natively(method, target, value)
-        return
-    if move_into(vm, target, method, value):
-        return
-    value = vm.plain(value)
-    if is_a(value, OrderedDict) and method is dict.update and type(value) is not OrderedDict:
-        value = _asked_items(vm, value)
-    if method is not dict.update:
-        value = iterated(vm, value, list if method is list.extend else set)
-    if not vm.recording:  # its methods have ended that
+    if vm.recording:
+        if move_into(vm, target, method, value):
+            return
+        value = vm.plain(value)
+        if is_a(value, OrderedDict) and method is dict.update and type(value) is not OrderedDict:
+            value = _asked_items(vm, value)
+        if method is not dict.update:
+            value = iterated(vm, value, list if method is list.extend else set)
+    _extend(vm, target, method, value)
+
+
+def _extend(vm: Interpreter, target: Any, method: Any, value: Any) -> None:
+    if not vm.recording:  # methods of `value` may have ended that
         vm.natively(method, target, value)
         return
     if not _extendable(vm, value):
