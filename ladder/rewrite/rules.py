@@ -21,16 +21,14 @@ class Pattern:
     operators: Names it may be; empty matches any value.
     inputs: Patterns of its operands; empty matches any operands.
     name: Key of the matched value in the `Match`.
-    where: A further condition on (attributes, tile).
     """
 
     operators: tuple[str, ...] = ()
     inputs: tuple[Pattern, ...] = ()
     name: str = ""
-    where: Callable[[Mapping[str, Any], Tile], bool] | None = None
 
 
-def pattern(operators: str, *inputs: Pattern | str, name: str = "", where: Any = None) -> Pattern:
+def pattern(operators: str, *inputs: Pattern | str, name: str = "") -> Pattern:
     """Build a pattern; ``operators`` separates alternatives by ``|``, a bare text binds any value.
 
     Examples
@@ -39,7 +37,7 @@ def pattern(operators: str, *inputs: Pattern | str, name: str = "", where: Any =
     ('convert',)
     """
     parts = tuple(Pattern(name=part) if isinstance(part, str) else part for part in inputs)
-    return Pattern(tuple(operators.split("|")), parts, name, where)
+    return Pattern(tuple(operators.split("|")), parts, name)
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,6 @@ def _apply(builder: GraphBuilder, node: Node, rules: Sequence[Rule]) -> str | No
 def _matches_node(builder: GraphBuilder, want: Pattern, node: Node, bound: dict[str, str]) -> bool:
     if want.operators and node.operator not in want.operators:
         return False
-    if want.where is not None and not want.where(node_attributes(node), node.tile):
-        return False
     if want.inputs and len(want.inputs) != len(node.inputs):
         return False
     pairs = zip(want.inputs, node.inputs, strict=False)
@@ -140,5 +136,5 @@ def _matches_node(builder: GraphBuilder, want: Pattern, node: Node, bound: dict[
 def _matches_value(builder: GraphBuilder, want: Pattern, value: str, bound: dict[str, str]) -> bool:
     if want.name and bound.setdefault(want.name, value) != value:
         return False
-    plain = not want.operators and not want.inputs and want.where is None
+    plain = not want.operators and not want.inputs
     return plain or _matches_node(builder, want, builder.node(value), bound)
