@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from ladder.api.expression import compile_expression
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
-from ladder.ir import Compute, Gemm, apply, compute, sum_, tensor
-from ladder.ir.expr import Scalar
+from ladder.ir.gemm import Gemm
+from ladder.runtime.compile import Request
 from targets import TileDevice, get_device, host_cpu, rocm_architectures, visible_gpus
 from tile_types import TType, get_type
-from tile_types.errors import ConversionError, VerificationError
+from tile_types.errors import ConversionError
 
 DEFAULT_GROUP = 128
 SIXTEEN_BIT = ("bfloat16", "float16")
@@ -98,45 +96,15 @@ class Problem:
             epilogue=self.epilogue,
         )
 
-    def expression(self) -> Compute:
-        """Return the product as a tensor expression: an index lambda over typed tensors."""
-        gemm = self.gemm
-        A = tensor("A", ("M", self.k), gemm.activation)
-        B = tensor("B", (self.n, self.k), self.ttype, group_size=self._group_axis(), zero=self._zero())
-        scale = tensor("token_scale", ("M",), "float32")
-        bias = tensor("bias", (self.n,), gemm.output)
-
-        def element(m: Any, n: Any, k: Any) -> Scalar:
-            value: Scalar = sum_(A[m, k] * B[n, k], k)
-            value = value * scale[m] if gemm.token_scale else value
-            value = value + bias[n] if gemm.bias else value
-            for name in gemm.epilogue:
-                value = apply(name, value)
-            return value
-
-        return compute(("M", self.n), element, reduce={"k": self.k}, output=gemm.output)
-
     def _zero(self) -> str | None:
         return None if self.zero == "none" else self.zero
 
-    def _group_axis(self) -> int | None:
-        """Return the group size as `tensor` takes it: none where the type has its own, or no scale."""
-        if self.ttype.is_block or (self.ttype.elem_bits > 8 and self.group is None):
-            return None
-        return self.group or -1
-
     def operator(self) -> Matmul:
-        """Return the operator that the tensor expression means.
+        """Return the operator.
 
         Raises LadderError if the product cannot be: the message says why.
-        Raises VerificationError if the expression means another product than was asked for: an error of ours.
         """
-        operator = compile_expression(self.expression(), self.device)
-        if operator.gemm != self.gemm:
-            raise VerificationError(
-                f"asked for {self.gemm}, the expression means {operator.gemm}; please report it"
-            )
-        return operator
+        return Matmul.from_request(Request(self.gemm, self.device.name))
 
 
 def as_here(device: TileDevice) -> TileDevice:
