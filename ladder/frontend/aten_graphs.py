@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from ladder.frontend.fx_facts import autocast_facts
 from ladder.frontend.selection import argmax, topk
 from ladder.frontend.upsampling import upsampling
-from ladder.partition.subgraphs import FORMS
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.functional import apart, functional_form, has_form, memory_of, named, own_results
 from ladder.runtime.model.program import ImportRefused
@@ -120,18 +119,12 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
         if not writes:
             return traced
         _refuse_lossy_views(writes)
-    nodes = [] if traced is None else [*module.graph.nodes, *traced.graph.nodes]
-    if any(_is_one_of(node, TRACED_FIRST) or str(node.target).startswith(FORMS) for node in nodes):
-        run = traced  # type: ignore[assignment]
-    traced = _traced(torch.func.functionalize(run, remove="mutations"), examples)
+    traced = _traced(torch.func.functionalize(traced or run, remove="mutations"), examples)
     if any(_changes_in_place(node) and not _stores(node) for node in traced.graph.nodes):
         # decompositions changed something of their own, or operators below functional tensors did
         traced = _traced(torch.func.functionalize(traced, remove="mutations"), examples)
     return traced
 
-
-TRACED_FIRST = ("_vmap_increment_nesting", "fill_diagonal_")
-"""What functionalizing cannot take: levels of vmap, which it moves on by one, and what it has no form of."""
 
 LOSSY = ("aten.expand.default", "aten.unfold.default")
 """Views through which functional graphs write wrongly: torch adds up what lies in several places of them."""
@@ -307,7 +300,8 @@ def _stores(node: torch.fx.Node) -> bool:
 def decompositions() -> Mapping[Any, Callable[..., Any]]:
     """Return torch's decompositions into core operators, without those of `KEPT`, and ours.
 
-    Operators that draw random numbers stay whole too: their parts would draw others.
+    Operators that draw random numbers stay whole too: their parts would draw others; and those that write
+    arguments: their functional forms are decomposed.
     """
     from torch._decomp import core_aten_decompositions
 
@@ -316,7 +310,8 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
     kept = {
         op: row
         for op, row in table.items()
-        if str(op).split(".")[1] not in KEPT and random not in getattr(op, "tags", ())
+        if str(op).split(".")[1] not in KEPT
+        and not (isinstance(op, torch._ops.OpOverload) and (random in op.tags or op._schema.is_mutable))
     }
     norms = {op: partial(declared_batch_norm, op, more) for op, more in BATCH_NORMS.items()}
     return {**kept, **norms, **CHOICES}

@@ -10,7 +10,9 @@ from ladder.frontend.importer import Importer, Row
 
 
 def _flipped(im: Importer, out: str, x: str, axes: Sequence[int]) -> Any:
-    extents = [im.shape(x)[axis] for axis in axes]
+    shape = im.shape(x)
+    axes = axes if shape else ()  # a number may be turned around along axis 0
+    extents = [shape[axis] for axis in axes]
     for axis, extent in zip(axes, extents, strict=True):
         if not isinstance(extent, int) or not extent:
             return None

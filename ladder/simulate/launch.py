@@ -20,7 +20,7 @@ from ladder.simulate.memory import Memory, Tensor
 from ladder.simulate.order import Agents
 from ladder.simulate.program import flatten
 from ladder.simulate.translate import Calls, Translator
-from ladder.simulate.values import Array
+from ladder.simulate.values import NUMPY, Array
 from targets import get_device
 from tile_types.errors import LadderError, unknown_name
 
@@ -165,6 +165,8 @@ def bind_extents(function: Any, arrays: Sequence[Array | int]) -> dict[Any, int]
             continue
         if len(buffer.shape) != array.ndim:
             raise SimulationError(f"argument {position} has {len(buffer.shape)} axes, got {array.shape}")
+        if array.dtype != NUMPY[str(buffer.dtype)]:
+            raise SimulationError(f"argument {position} is {array.dtype} where {buffer.dtype} is expected")
         for extent, size in zip(buffer.shape, array.shape, strict=True):
             known = (
                 values.setdefault(extent, size) if type(extent).__name__ == "Var" else _bound(extent, values)

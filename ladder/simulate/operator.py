@@ -172,7 +172,7 @@ class _Entry:
         extras = (("token_scale", token_scale), ("bias", bias))
         given = [name for name, extra in extras if extra is not None]
         self.names = ("x", *packed.arrays, *given, "y")
-        self._kernel()(x, packed, bias, token_scale)
+        self._kernel().run(x, packed.tensors, bias, token_scale)
 
     def convolve(self, x: torch.Tensor, packed: PackedWeight, further: dict[str, Any]) -> None:
         """Do what a call of a convolution does, then simulate."""

@@ -338,3 +338,43 @@ def argument_met_inside_another_first():
         lambda: (other, [t], {"t": other}),
         lambda: (other, [other], {"t": t}),
     )
+
+
+@program
+def written_views_that_no_schema_tells():
+    def fn(x):
+        found = []
+        for view in (
+            lambda v: v.type_as(x),
+            torch.atleast_1d,
+            torch.atleast_3d,
+            lambda v: torch.einsum("ij->ji", v),
+            torch.conj_physical,
+            lambda v: torch.cartesian_prod(v[0]),
+            lambda v: v.sum_to_size(2, 3),
+        ):
+            v = x * 2
+            view(v).add_(1)
+            found.append(v)
+        return found
+
+    return calls(fn, *[lambda: (normal(2, 3),)] * 3)
+
+
+@program
+def written_arguments_that_overlap_themselves():
+    def fn(x):
+        x.narrow(-1, 0, 1).zero_()
+        return x + 1
+
+    return calls(
+        fn,
+        *[lambda: (normal(1, 4).expand(3, 4),)] * 3,
+        lambda: (torch.arange(4.0).as_strided((3, 2), (1, 1)),),
+        lambda: (normal(3, 4),),
+    )
+
+
+@program
+def numbers_without_axes_turned_around():
+    return calls(lambda x: (x.flip(0) * 2, x.flip(-1), x.flip(())), *[lambda: (torch.tensor(2.0),)] * 3)

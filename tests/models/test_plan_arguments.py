@@ -44,6 +44,16 @@ def test_a_tensor_with_gaps_reaches_to_its_last_element() -> None:
     assert looks(CallArguments([1]), gaps, memory[32:]) == [True] * 3
 
 
+@pytest.mark.parametrize(("shape", "steps"), [((3, 4), (0, 1)), ((3, 2), (1, 1)), ((2, 2, 2), (4, 1, 1))])
+def test_what_is_written_may_not_overlap_itself(shape: tuple[int, ...], steps: tuple[int, ...]) -> None:
+    memory = torch.zeros(40)
+    overlaps = memory.as_strided(shape, steps)
+    assert looks(CallArguments([0]), overlaps, memory[20:]) == [False] * 3
+    assert looks(CallArguments([1]), overlaps, memory[20:]) == [True] * 3
+    lies = memory.view(2, 4, 5).permute(2, 0, 1)[::2, :, :1]
+    assert looks(CallArguments([0]), lies) == [True] * 3
+
+
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (2, 5), (4, 8), (9, 12), (14, 22), (20, 24), (23, 30)])
 def test_what_moves_is_found_among_several_that_are_written(first: int, last: int) -> None:
     """Written are 4 to 8, 10 to 14 and 18 to 22; what has no elements meets nothing."""

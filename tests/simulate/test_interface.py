@@ -84,6 +84,8 @@ def test_what_it_cannot_simulate(weight: ladder.QuantizedTensor) -> None:
     op = _operator()
     with pytest.raises(ladder.DeviceError, match="NVIDIA and AMD"):
         ladder.simulate(op, torch.randn(2, 200).half(), op.pack(weight), target="cpu")
+    with pytest.raises(ladder.DTypeError, match="bfloat16"):
+        ladder.simulate(op, torch.randn(3, 200).bfloat16(), op.pack(weight))
     with pytest.raises(ladder.ShapeError, match="K=200"):
         ladder.simulate(op, torch.randn(2, 100).half(), op.pack(weight))
     with pytest.raises(ladder.UnknownNameError, match="together"):
@@ -96,6 +98,8 @@ def test_arrays_must_fit() -> None:
     with pytest.raises(SimulationError, match="arrays"):
         simulate_launch(function, problem_of(problem, 3).arrays)
     y = np.zeros((4, problem.n), np.float32)
+    with pytest.raises(SimulationError, match="is float64 where float32 is expected"):
+        simulate_launch(function, [*problem_of(problem, 3).arrays, y[:3].astype(np.float64)])
     with pytest.raises(SimulationError, match="extent 4 where 3 is expected"):
         simulate_launch(function, [*problem_of(problem, 3).arrays, y])
 

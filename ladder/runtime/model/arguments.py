@@ -30,7 +30,7 @@ class Look(NamedTuple):
     """Result of comparing arguments with those of earlier calls.
 
     generation: Grows when an argument that stayed so far is another tensor, or lies elsewhere.
-    apart: Whether no other argument lies in the memory of one that is written.
+    apart: Whether no other argument lies in the memory of one that is written, and none of these in its own.
     """
 
     generation: int
@@ -103,6 +103,7 @@ class CallArguments:
                 spans[at] for at in self.written if at in spans and _is_filled(spans[at])
             )
             self._apart = _are_apart(sorted((*span, at in self.written) for at, span in spans.items()))
+            self._apart &= all(_lies_once(tensors[at]) for at in self.written & tensors.keys())
 
     def _same(self, tensors: Mapping[int, torch.Tensor]) -> set[int]:
         """Return the positions of tensors that are what they were in the call before."""
@@ -149,6 +150,16 @@ def span_of(value: torch.Tensor) -> Span:
         return begin, begin + value.nbytes
     steps = zip(value.shape, value.stride(), strict=True)
     return begin, begin + (1 + sum((size - 1) * step for size, step in steps)) * value.element_size()
+
+
+def _lies_once(value: torch.Tensor) -> bool:
+    """Say whether strides show that no two elements of a tensor are one in memory."""
+    reach = 1
+    for step, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1 and step < reach:
+            return False
+        reach += (size - 1) * step
+    return True
 
 
 def _are_apart(spans: Iterable[tuple[int, int, bool]]) -> bool:
