@@ -41,8 +41,15 @@ def scaled(extent: Extent, factor: float) -> Extent | None:
 
 
 def _resized(node: Asked) -> Found:
-    scales = node.operand(1 if node.version < 11 else 2)
-    if scales is None or not scales.array.size or "axes" in node.given or node.operand(3) is not None:
+    scales, sizes = node.operand(1 if node.version < 11 else 2), node.operand(3)
+    if sizes is not None and sizes.array.size:
+        if node.given.get("keep_aspect_ratio_policy", b"stretch") != b"stretch":
+            return None
+        shape = list(node.shapes[0])
+        for axis, extent in zip(node.given.get("axes") or range(len(shape)), sizes.extents(), strict=True):
+            shape[axis] = extent
+        return shape
+    if scales is None or not scales.array.size or "axes" in node.given:
         return None
     found = [scaled(e, float(f)) for e, f in zip(node.shapes[0], scales.array.tolist(), strict=True)]
     return None if any(extent is None for extent in found) else [e for e in found if e is not None]

@@ -130,6 +130,18 @@ def test_transposes_are_turned_in_registers(case: str, ttype: str) -> None:
     assert torch.equal(result, torch.relu(a).permute(order) + other)
 
 
+@pytest.mark.parametrize("shape", [(16, 16), (2, 16, 16), (32, 32)])
+def test_matrices_beside_their_transposes_meet_on_the_diagonal(shape: tuple[int, ...]) -> None:
+    """Of the first element of the only tile, both results read one element."""
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + x.mT, (x * 2 + 1).mT.contiguous()
+
+    x = torch.randn(shape)
+    for found, wanted in zip(ladder.compile(both)(x), both(x), strict=True):
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("size", [5, 37, 64])
 def test_transposes_of_open_sizes_are_turned(size: int) -> None:
     g = GraphBuilder("turned")

@@ -165,6 +165,21 @@ def test_masks_of_attention() -> None:
     assert torch.equal(attention(q, torch.stack(by_head[1:], 3)), plain)
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_causal_masks_begin_at_the_first_key_that_is_new(before: int) -> None:
+    """With more keys than queries too: a query sees those kept before and as many new ones as its number."""
+    q, k, v = (torch.randn(2, rows, 8) for rows in (4, 6, 6))
+    kept = [torch.randn(2, 2, before, 4) for _ in range(2)] if before else []
+    wanted = [x.reshape(2, -1, 2, 4).transpose(1, 2) for x in (q, k, v)]
+    if kept:
+        wanted[1:] = [torch.cat([old, x], 2) for old, x in zip(kept, wanted[1:], strict=True)]
+    seen = torch.arange(6 + before) <= torch.arange(4)[:, None] + before
+    found = F.scaled_dot_product_attention(*wanted, attn_mask=seen).transpose(1, 2).flatten(2)
+    given = attention(q, k, v, None, None, None, *kept, unidirectional=1)
+    assert torch.allclose(given, found, atol=1e-5)
+    assert attention(q[:, :0], k, v, unidirectional=1).shape == (2, 0, 8)
+
+
 def test_rows_behind_those_that_a_buffer_holds() -> None:
     """With the number of rows that are filled, as with the rows themselves; the buffer is returned."""
     q, k, v = (torch.randn(1, 1, 8) for _ in range(3))

@@ -109,3 +109,17 @@ def test_linear_in_all_axes(
     single = how == "pytorch_half_pixel" and 1 in sizes[2:]
     wide = shape[2] == 300 and (how == "align_corners" or scale != 2)
     assert bool(calls) == (how != "asymmetric" and not single and not wide)
+
+
+def test_batches_without_pictures() -> None:
+    """Sizes that a model reads off its operand are those of its plan; an axis of no elements keeps none."""
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+        g (float[n, 2, h, w] x) => (y) {
+        s = Shape <end = 2> (x)  t = Concat <axis = 0> (s, pixels)
+        y = Resize <mode = "linear"> (x, , , t) }"""
+    written = onnx.parser.parse_model(text)
+    written.graph.initializer.append(onnx.numpy_helper.from_array(np.array([8, 9]), "pixels"))
+    fast = ladder.compile(written)
+    assert fast.staged.single is not None
+    assert fast(torch.randn(0, 2, 4, 4)).shape == (0, 2, 8, 9)
+    assert fast(torch.randn(3, 2, 4, 4)).shape == (3, 2, 8, 9)

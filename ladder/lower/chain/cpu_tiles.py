@@ -40,11 +40,13 @@ SUBTILES = (4, 2, 1)
 class Turned:
     """One read that goes through registers.
 
-    position: Which of the reads of an element it is.
+    name: The input.
+    index: What is read of it at the probes of `CpuTiles`.
     bits: Of its elements.
     """
 
-    position: int
+    name: str
+    index: Index
     bits: int
 
 
@@ -95,22 +97,39 @@ class CpuTiles:
         if any(isinstance(e, int) and e < SIDE for e in (self.rows, self.columns)):
             return []
         outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
-        row, column = nest.probe("row", self.rows), nest.probe("column", self.columns - 1)
+        row, column = nest.probe("row", self.rows), nest.probe("column", self.columns)
+        self.probes = [*outer, row, column]
         with nest.values.only_loads():
             reads = self.reads(self.place(outer, row, column))
             nest.values.forget()
-            below = self.reads(self.place(outer, row, column + 1))
-            if nest.values.open:
+            beside = self.reads(self.place(outer, row, column + 1))
+            if nest.values.open or len(beside) != len(reads):
                 return []  # joins and borders take loops that are cut
         found = []
-        for position, ((name, index), other) in enumerate(zip(reads, below, strict=True)):
+        for (name, index), other in zip(reads, beside, strict=True):
             size = BYTES.get(stored_type(nest.graph.tile(name).ttype.name), 8)
             address = nest.address(name, index)
             across = nest.values.simplified(nest.address(*other) - address)
             along = uses(address, (row,)) and not uses(nest.values.simplified(address - row), (row,))
             if size <= 4 and along and not _small(across):
-                found.append(Turned(position, 8 * size))
+                found.append(Turned(name, index, 8 * size))
         return found
+
+    def index(self, turned: Turned, place: Sequence[Expr]) -> Index:
+        """Return the index of a read where the probes are at a place.
+
+        It is never found by what is read there: on a diagonal, two reads are one.
+        """
+        placed = [tirx.IntImm("int32", at) if isinstance(at, int) else at for at in place]
+
+        def put(variable: Any) -> Any:
+            pairs = zip(self.probes, placed, strict=True)
+            return next((at for probe, at in pairs if variable.same_as(probe)), variable)
+
+        mapped = (
+            i if isinstance(i, int) else tvm_ffi.structural_map(i, (tirx.Var, put)) for i in turned.index
+        )
+        return tuple(map(self.nest.values.simplified, mapped))
 
     def reads(self, place: Index) -> list[tuple[str, Index]]:
         """Return what the results at a place read, in order; call it within `Values.only_loads`."""
@@ -152,8 +171,11 @@ class CpuTiles:
             for at, value in enumerate(transposed(vectors)):
                 b.store(square, value, v.lanes(at * SIDE, SIDE))
         with nest.loop(SIDE) as at, nest.vector(SIDE) as lane:
+            for turned, square in zip(self.turned, squares, strict=True):
+                index = self.index(turned, [*outer, row + at, column + lane])
+                key = turned.name, tvm_ffi.structural_hash(nest.address(turned.name, index))
+                nest.turned[key] = square[at * SIDE + lane]
             place = self.place(outer, row + at, column + lane)
-            self.offer(place, [square[at * SIDE + lane] for square in squares])
             for value in nest.graph.outputs:
                 nest.element(value, place)
         nest.turned.clear()
@@ -162,20 +184,9 @@ class CpuTiles:
     def read(self, turned: Turned, outer: Sequence[Expr], row: Expr, column: Expr) -> Expr:
         """Return ``SIDE`` neighbouring rows of a column, as bits."""
         nest = self.nest
-        with nest.values.only_loads():
-            reads = self.reads(self.place(outer, row, column))
-        name, index = reads[turned.position]
-        vector = nest.buffers[name][(*index[:-1], v.lanes(index[-1], SIDE))]
+        *index, last = self.index(turned, [*outer, row, column])
+        vector = nest.buffers[turned.name][(*index, v.lanes(last, SIDE))]
         return b.bind(T.reinterpret(f"uint{turned.bits}x{SIDE}", vector))
-
-    def offer(self, place: Index, bits: Sequence[Expr]) -> None:
-        """Let the turned reads at a place be bits that are known."""
-        nest = self.nest
-        with nest.values.only_loads():
-            reads = self.reads(place)
-        for turned, value in zip(self.turned, bits, strict=True):
-            name, index = reads[turned.position]
-            nest.turned[name, tvm_ffi.structural_hash(nest.address(name, index))] = value
 
     def beside(self, outer: Sequence[Expr], first: Expr, rows: int, done: Expr) -> None:
         """Emit the columns of some rows that no tile has."""

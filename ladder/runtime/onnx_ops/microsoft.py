@@ -167,7 +167,7 @@ def _rotary(op: Operation, x: Any, positions: Any, cosines: Any, sines: Any) -> 
 
 def _in_heads(x: Any, heads: int) -> Any:
     """Return ``[batch, rows, heads * size]`` as ``[batch, heads, rows, size]``."""
-    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2) if x.ndim == 3 else x
+    return x.unflatten(2, (heads, -1)).transpose(1, 2) if x.ndim == 3 else x
 
 
 def _joined(x: Any) -> Any:
@@ -297,8 +297,8 @@ def _multi_head(
     q, k, v = (_in_heads(x, heads) for x in parts)
     if origins is not None and origins.any():
         raise ShapeError(f"{op.name} of several beams is not supported")
-    k, v = _all_rows(k, v, past_k, past_v, length)
-    found = _joined(_attended(op, q, k, v, None, _with_masks(op, mask, added, q, k)))
+    fresh, (k, v) = k.shape[2], _all_rows(k, v, past_k, past_v, length)
+    found = _joined(_attended(op, q, k, v, None, _with_masks(op, mask, added, q, k, k.shape[2] - fresh)))
     if past_k is None or length is None:
         return found, k, v
     return found, _behind(past_k, k), _behind(past_v, v)
@@ -327,12 +327,13 @@ def _decoder_masked(
     return _multi_head(op, q, k, v, bias, mask, added, past_k, past_v, length, origins)
 
 
-def _with_masks(op: Operation, mask: Any, added: Any, q: Any, k: Any) -> Any:
+def _with_masks(op: Operation, mask: Any, added: Any, q: Any, k: Any, past: int) -> Any:
     """Return what is added to scores: by the operator's definition masks lower them by a number.
 
     mask: Of keys, or of both, or numbers of keys; one of a single column holds for none.
     added: What is added anyhow, or None.
     q, k: Queries and keys ``[batch, heads, rows, size]``.
+    past: How many of the keys come before those of the first query.
     """
     batch, rows, columns = q.shape[0], q.shape[2], k.shape[2]
     terms = [] if added is None else [added]
@@ -340,7 +341,7 @@ def _with_masks(op: Operation, mask: Any, added: Any, q: Any, k: Any) -> Any:
         number = op.get("mask_filter_value", -10000.0)
         terms.append(torch.where(_kept(mask, batch, columns), 0.0, number).to(torch.float32))
     if op.get("unidirectional", 0):
-        later = torch.ones(rows, columns, dtype=torch.bool, device=q.device).triu(columns - rows + 1)
+        later = torch.ones(rows, columns, dtype=torch.bool, device=q.device).triu(past + 1)
         terms.append(torch.where(later, torch.finfo(torch.float32).min, 0.0))
     return sum(terms[1:], terms[0]) if terms else None
 
@@ -368,9 +369,10 @@ def _attended_parts(op: Operation, projected: Any, sizes: Any, mask: Any, past: 
     op.require(do_rotary=0, past_present_share_buffer=0)
     heads = op.get("num_heads")
     q, k, v = (_in_heads(part, heads) for part in projected.split(list(sizes), -1))
+    rows = k.shape[2]
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-    found = _attended(op, q, k, v, None, _with_masks(op, mask, added, q, k))
+    found = _attended(op, q, k, v, None, _with_masks(op, mask, added, q, k, k.shape[2] - rows))
     return _joined(found), torch.stack([k, v]) if op.count > 1 else None
 
 

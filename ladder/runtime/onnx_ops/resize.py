@@ -102,7 +102,7 @@ def _targets(op: Operation, x: Any, scales: Any, sizes: Any, axes: Sequence[int]
         factors = [float(value) for value in scales.tolist()]
         return [(int(x.shape[axis] * scale), scale) for axis, scale in zip(axes, factors, strict=True)]
     wanted = [int(value) for value in sizes.tolist()]
-    ratios = [size / x.shape[axis] for axis, size in zip(axes, wanted, strict=True)]
+    ratios = [size / (x.shape[axis] or 1) for axis, size in zip(axes, wanted, strict=True)]
     policy = op.get("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return list(zip(wanted, ratios, strict=True))
