@@ -229,10 +229,6 @@ def rank(
     if not device.is_gpu:
         return tuple(Candidate(s, predict(gemm, device, s, m)) for s in cpu_candidates(gemm, device, m))
     device.core_for(gemm.activation)
-    gathering = [name for name, rule in RULES.items() if "windows" in rule.serves]
-    if gemm.windows and not any(device.cores_for(gemm.activation, name) for name in gathering):
-        where = f"{device.name} has no kernel that gathers windows of a convolution (NVIDIA GPUs have)"
-        raise ScheduleError(f"{where}: gather them first (torch.nn.functional.unfold), as ladder.Conv does")
     spilling = seen_spilling(gemm, device)
     found: list[Candidate] = []
     for pipelines in (pipelines_for(device, m, full=full or wide), WINDOW_PIPELINES if gemm.windows else ()):

@@ -73,7 +73,8 @@ def _waves(
 
 def _wmma(feature: str) -> Rule:
     """Return the rule of RDNA's matrix instructions."""
-    return _waves(feature, (16, 32, 64, 128), (64, 128, 256), (64, 128), warps=(4, 8), split_k=(1, 2, 4, 8))
+    tiles = (16, 32, 64, 128), (64, 128, 256), (64, 128)
+    return _waves(feature, *tiles, warps=(4, 8), split_k=(1, 2, 4, 8), serves=WHOLE_TILES)
 
 
 RULES: Mapping[str, Rule] = {
@@ -134,7 +135,7 @@ RULES: Mapping[str, Rule] = {
         pair=(False, True),
         depths=(3, 4, 6, 8),
     ),
-    "mfma": _waves("mfma", (16, 32, 64, 128, 256), (64, 128, 256), (64, 128)),
+    "mfma": _waves("mfma", (16, 32, 64, 128, 256), (64, 128, 256), (64, 128), serves=WHOLE_TILES),
     "mfma_groups": _waves(
         "mfma",
         (1,),

@@ -90,6 +90,30 @@ CASES = {
     ),
 }  # fmt: skip
 
+AMD = {
+    "3x3, split K": Case(
+        Windows((3, 3), padding=(1, 1)), 64, 40, (2, 5, 7),
+        GpuSchedule("mfma", 32, 64, 64, stages=2, warps=4, split_k=2), device="rocm/gfx942",
+    ),
+    "stride 2, residual": Case(
+        Windows((3, 3), (2, 2), (1, 1)), 24, 72, (2, 7, 5), GpuSchedule("mfma", 32, 64, stages=2, warps=4),
+        "int4", "rocm/gfx90a", residual=True, options={"group_size": -1, "bias": True, "epilogue": ("relu",)},
+    ),
+    "points, bfloat16": Case(
+        Windows((1, 1), (2, 2)), 128, 70, (2, 9, 9), GpuSchedule("mfma", 32, 64, stages=2, warps=4),
+        "int4", "rocm/gfx950", {"activation": "bfloat16"}, factor=True,
+    ),
+    "int8 x int8, dilated": Case(
+        Windows((3, 2), (1, 2), (2, 1), (2, 1)), 32, 64, (1, 6, 9),
+        GpuSchedule("wmma", 32, 64, stages=2, warps=4, placement="accumulator"), "int8", "rocm/gfx1100",
+        {"activation": "int8", "token_scale": False},
+    ),
+    "groups": Case(
+        Windows((3, 3), padding=(1, 1), groups=2), 64, 256, (1, 4, 6),
+        GpuSchedule("wmma_split", 32, 64, stages=2, warps=4), "int8", "rocm/gfx1201",
+    ),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Drawn:

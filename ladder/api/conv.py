@@ -26,10 +26,10 @@ CHUNK = 8
 class Conv(torch.nn.Module):
     """A convolution ``y[n, f, h, w] = sum over c, r, s of x[n, c, h + r, w + s] · W[f, c, r, s] + bias[f]``.
 
-    W is of a low-bit type. On NVIDIA GPUs one kernel gathers windows of 16-bit x while it reads them, if x
-    has multiples of eight channels. Otherwise windows are gathered first (``im2col``; kernels of one point
-    only reorder x), and one quantized product `Linear` takes ``[windows, R · S · C]``. Channels of the result
-    are last in memory.
+    W is of a low-bit type. On GPUs one kernel gathers windows of 16-bit x while it reads them, if x has
+    multiples of eight channels. Otherwise windows are gathered first (``im2col``; kernels of one point only
+    reorder x), and one quantized product `Linear` takes ``[windows, R · S · C]``. Channels of the result are
+    last in memory.
 
     Parameters
     ----------
@@ -114,8 +114,7 @@ class Conv(torch.nn.Module):
     def gathers(self, x: torch.Tensor) -> bool:
         """Tell whether a kernel gathers windows of x while it reads them."""
         eight = self.problem.activation in EIGHT_BIT
-        nvidia = x.is_cuda and torch.version.hip is None
-        return nvidia and not eight and x.shape[1] % CHUNK == 0
+        return x.is_cuda and not eight and x.shape[1] % CHUNK == 0
 
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
         last = x.permute(0, 2, 3, 1).to(self.product.dtype)

@@ -345,10 +345,3 @@ def test_no_kernel_counts_as_slower_for_fewer_rows() -> None:
     """H200, int4 x float16, 13824x5120, one row: the kernel of two takes 12.4 microseconds, digits 13.5."""
     plan = make_plan(Gemm(13824, 5120, "int4", group_size=128), H200, TuningDatabase())
     assert plan.schedule_for(1) == plan.schedule_for(2)
-
-
-@pytest.mark.parametrize("arch", ["gfx90a", "gfx950", "gfx1201"])
-def test_convolutions_are_refused_where_no_kernel_gathers_windows(arch: str) -> None:
-    gemm = Gemm(64, 576, "int4", "float16", windows=Windows((3, 3)))
-    with pytest.raises(ScheduleError, match=r"no kernel that gathers windows .*unfold"):
-        rank(gemm, get_device(f"rocm/{arch}"), 5)

@@ -24,7 +24,6 @@ from ladder.ir.windows import Windows
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier, SpanLoader
-from ladder.lower.cuda.implicit_gemm import find_corner, first_channel, output_extents
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.mma_geometry import Place, Spec, choose_spec, find_place
 from ladder.lower.gpu.accumulators import Accumulators
@@ -34,6 +33,7 @@ from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.emission import SharedTable, allocate_table
 from ladder.lower.gpu.epilogue import finish_row
 from ladder.lower.gpu.groups import GroupRegisters, array_dtype
+from ladder.lower.gpu.implicit_gemm import find_corner, first_channel, output_extents, within
 from ladder.lower.gpu.instructions import STEP_COLUMNS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from schedules.layouts import TILE
@@ -134,8 +134,8 @@ class ImplicitGemm:
         step = b.keep((down * width + right) * channels + self.channel.value)
         inside = b.bind(down < at.kernel[0] * at.dilation[0])
         for pixel in self.pixels:
-            rows = _within(pixel.row + down, height)
-            valid = b.bind(T.And(T.And(rows, _within(pixel.column + right, width)), inside))
+            rows = within(pixel.row + down, height)
+            valid = b.bind(T.And(T.And(rows, within(pixel.column + right, width)), inside))
             source = args.x.ptr_to([0, 0, 0, T.if_then_else(valid, pixel.offset + step, 0)])
             target = self.stages.ptr_to([stage, layout.word(pixel.place, self.chunk)])
             with b.when(True if self.even else pixel.place < self.spec.schedule.tile_m):
@@ -151,12 +151,6 @@ class ImplicitGemm:
             with b.when(self.tap_column.value == at.kernel[1] * at.dilation[1]):
                 self.tap_column.set(0)
                 self.tap_row.set(self.tap_row.value + at.dilation[0])
-
-
-def _within(index: Expr, extent: Expr) -> Expr:
-    """Whether ``0 <= index < extent``, by one comparison."""
-    # Not casts: TVM would take the index for never negative.
-    return T.reinterpret("uint32", index) < T.reinterpret("uint32", extent)
 
 
 def activation_source(spec: Spec, place: Place, copier: Copier, stages: Any) -> ActivationSource:

@@ -135,6 +135,11 @@ class WaveGeometry:
         return TILE * self.step.element_bytes // CHUNK_BYTES
 
     @property
+    def per_chunk(self) -> int:
+        """Elements of x of a chunk."""
+        return CHUNK_BYTES // self.step.element_bytes
+
+    @property
     def x_tile(self) -> WaveTile:
         """Layout of a stage of x."""
         return WaveTile(self.tile_chunks * self.stage_tiles)

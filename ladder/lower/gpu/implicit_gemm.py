@@ -42,3 +42,9 @@ def first_channel(windows: Windows, args: Arguments, row: Expr, channels: Expr) 
         return 0
     group_rows = T.truncdiv(args.n, windows.groups)
     return b.keep(T.truncdiv(row, group_rows) * channels)
+
+
+def within(index: Expr, extent: Expr) -> Expr:
+    """Whether ``0 <= index < extent``, by one comparison."""
+    # Not casts: TVM would take the index for never negative.
+    return T.reinterpret("uint32", index) < T.reinterpret("uint32", extent)
