@@ -10,6 +10,7 @@ import numpy as np
 from ladder.ir import numeric, scalars, shapes
 from ladder.ir.attention_row import ATTENTION
 from ladder.ir.extents import Shape, canonical, show_shape
+from ladder.ir.formulas import of_scalars
 from ladder.ir.operator import (
     AbstractExpression,
     Attribute,
@@ -146,7 +147,7 @@ ELEMENTWISE = (
     _other("abs", 1, np.abs, scalars.absolute),
     _other("floor", 1, np.floor, scalars.floor),
     _other("round", 1, np.rint, scalars.nearest),
-    _other("erf", 1, numeric.erf, scalars.erf, 20),
+    _other("erf", 1, numeric.erf, of_scalars("erf"), 20),
     _other("pow", 2, np.power, scalars.power, 16),
     _other("quotient", 2, numeric.quotient, scalars.quotient, 8, doc="a / b rounded toward 0"),
     _other("less", 2, _truthful(np.less), scalars.less, result_type=_truth),

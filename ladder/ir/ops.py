@@ -10,6 +10,7 @@ import numpy as np
 
 from ladder.ir import arrange, finite_rows, numeric, scalars, shapes
 from ladder.ir.extents import product
+from ladder.ir.formulas import of_scalars
 from ladder.ir.model_ops import MODEL_ROWS
 from ladder.ir.operator import (
     AbstractExpression,
@@ -252,12 +253,12 @@ _ELEMENTWISE = (
         "rsqrt", lambda x: 1 / np.sqrt(x), finite_rows.inverse_root, scalars.rsqrt, "root", 5,
         abstract=_reciprocal_root,
     ),
-    _unary("sigmoid", numeric.sigmoid, finite_rows.sigmoid, scalars.sigmoid, "exp", 7),
-    _unary("silu", numeric.silu, finite_rows.silu, scalars.silu, "exp", 8),
-    _unary("tanh", np.tanh, finite_rows.tanh, scalars.tanh, "exp", 8),
-    _unary("relu", lambda x: np.maximum(x, 0), None, scalars.relu, "other", 1, doc=_EXTREME),
-    _unary("gelu", numeric.gelu, None, scalars.gelu, "exp", 20),
-    _unary("gelu_tanh", numeric.gelu_tanh, None, scalars.gelu_tanh, "exp", 14),
+    _unary("sigmoid", numeric.sigmoid, finite_rows.sigmoid, of_scalars("sigmoid"), "exp", 7),
+    _unary("silu", numeric.silu, finite_rows.silu, of_scalars("silu"), "exp", 8),
+    _unary("tanh", np.tanh, finite_rows.tanh, of_scalars("tanh"), "exp", 8),
+    _unary("relu", lambda x: np.maximum(x, 0), None, of_scalars("relu"), "other", 1, doc=_EXTREME),
+    _unary("gelu", numeric.gelu, None, of_scalars("gelu"), "exp", 20),
+    _unary("gelu_tanh", numeric.gelu_tanh, None, of_scalars("gelu_tanh"), "exp", 14),
 )  # fmt: skip
 
 _REDUCTIONS = (

@@ -51,7 +51,7 @@ def _tirx() -> Any:
     return tirx
 
 
-def _like(x: Any, value: float) -> Any:
+def like(x: Any, value: float) -> Any:
     """Return a constant of the type of ``x``."""
     return _tirx().const(value, str(x.ty.dtype))
 
@@ -68,8 +68,8 @@ def opaque(x: Any) -> Any:
         return x
     if kind != "FloatImm":
         return tirx.call_intrin(dtype, "tirx.reinterpret", x)
-    magnitude = tirx.call_intrin(dtype, "tirx.fabs", _like(x, abs(x.value)))
-    return _like(x, -0.0) - magnitude if math.copysign(1, x.value) < 0 else magnitude
+    magnitude = tirx.call_intrin(dtype, "tirx.fabs", like(x, abs(x.value)))
+    return like(x, -0.0) - magnitude if math.copysign(1, x.value) < 0 else magnitude
 
 
 def chosen(condition: Any, yes: Any, no: Any) -> Any:
@@ -219,8 +219,8 @@ def quotient(a: Any, b: Any) -> Any:
     if type(b).__name__ == "IntImm" and b.value not in (0, -1):
         return opaque(_tirx().truncdiv(opaque(a), b))
     tirx, b = _tirx(), opaque(b)
-    usual = tirx.And(*(tirx.NE(b, _like(a, value)) for value in (0, -1)))  # others' quotients always exist
-    found = tirx.truncdiv(opaque(a), opaque(chosen(usual, b, _like(a, 1))))
+    usual = tirx.And(*(tirx.NE(b, like(a, value)) for value in (0, -1)))  # others' quotients always exist
+    found = tirx.truncdiv(opaque(a), opaque(chosen(usual, b, like(a, 1))))
     return chosen(usual, opaque(found), multiply(a, b))
 
 
@@ -246,9 +246,10 @@ def _extreme(whole: Callable[..., Any], first: Callable[..., Any], a: Any, b: An
         return _applied(whole, a, b)
     if is_number(a):
         a, b = b, a
-    a, b = kept(a), kept(b)
+    a = kept(a)
     if is_number(b):
         return chosen(first(b, a), b, a)
+    b = kept(b)
     return chosen(equal(a, a), _tirx().Select(first(a, b), a, b), a)
 
 
@@ -273,18 +274,12 @@ def known(x: Any) -> float | None:
 
 def negate(x: Any) -> Any:
     """Return ``-x``."""
-    return opaque(_like(x, -0.0) - opaque(x)) if is_float(x) else subtract(_like(x, 0), x)
+    return opaque(like(x, -0.0) - opaque(x)) if is_float(x) else subtract(like(x, 0), x)
 
 
 def square(x: Any) -> Any:
     """Return ``x * x``."""
     return multiply(x, x)
-
-
-def relu(x: Any) -> Any:
-    """Return 0 where x is less, else x."""
-    x = kept(x)
-    return chosen(less(x, _like(x, 0.0)), _like(x, 0.0), x)
 
 
 def exp(x: Any) -> Any:
@@ -304,56 +299,7 @@ def sqrt(x: Any) -> Any:
 
 def rsqrt(x: Any) -> Any:
     """Return ``1 / sqrt(x)``."""
-    return divide(_like(x, 1.0), _tirx().sqrt(x))
-
-
-def sigmoid(x: Any) -> Any:
-    """Return ``1 / (1 + exp(-x))``; an overflowing exponential gives the correct 0."""
-    return divide(_like(x, 1.0), _like(x, 1.0) + exp(negate(x)))
-
-
-def silu(x: Any) -> Any:
-    """Return ``x / (1 + exp(-x))``."""
-    return divide(x, _like(x, 1.0) + exp(negate(x)))
-
-
-def tanh(x: Any) -> Any:
-    """Return ``(1 - e) / (1 + e)``, ``e = exp(-2 |x|)``, with the sign of x; x itself near 0."""
-    tirx = _tirx()
-    zero, one = _like(x, 0.0), _like(x, 1.0)
-    magnitude = absolute(x)
-    small = kept(exp(magnitude * _like(x, -2.0)))
-    far = divide(one - small, one + small)
-    cubic = x * (one - x * x * _like(x, 1 / 3) + x * x * x * x * _like(x, 2 / 15))
-    return tirx.Select(magnitude < _like(x, 0.05), cubic, tirx.Select(x < zero, negate(far), far))
-
-
-ERF_COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-"""Abramowitz & Stegun, Handbook of Mathematical Functions, 7.1.26: |error| <= 1.5e-7."""
-
-
-def complementary_erf(x: Any) -> Any:
-    """Return ``1 - erf(x)`` for x >= 0 to 1.5e-7 (Abramowitz & Stegun 7.1.26): no device library."""
-    one = _like(x, 1.0)
-    t = kept(divide(one, one + x * _like(x, 0.3275911)))
-    polynomial = _like(x, 0.0)
-    for coefficient in reversed(ERF_COEFFICIENTS):
-        polynomial = (polynomial + _like(x, coefficient)) * t
-    return polynomial * exp(negate(x * x))
-
-
-def gelu(x: Any) -> Any:
-    """Return ``x * (1 + erf(x / sqrt 2)) / 2``, of ``erfc(|x| / sqrt 2) / 2`` or what it lacks to 1."""
-    magnitude = kept(absolute(x))
-    tail = complementary_erf(kept(magnitude * _like(x, math.sqrt(0.5))))
-    below = kept(tail * _like(x, 0.5))
-    return x * _tirx().Select(x < _like(x, 0.0), below, _like(x, 1.0) - below)
-
-
-def gelu_tanh(x: Any) -> Any:
-    """Return the tanh approximation of GELU, as ``x * sigmoid(2u)``, since (1 + tanh u) / 2 = sigmoid(2u)."""
-    u = x * _like(x, math.sqrt(2 / math.pi)) * (_like(x, 1.0) + x * x * _like(x, 0.044715))
-    return x * sigmoid(u * _like(x, 2.0))
+    return divide(like(x, 1.0), _tirx().sqrt(x))
 
 
 def log(x: Any) -> Any:
@@ -373,7 +319,7 @@ def cos(x: Any) -> Any:
 
 def absolute(x: Any) -> Any:
     """Return the magnitude; the least integer has none, and stays."""
-    return _tirx().abs(x) if is_float(x) else chosen(less(x, _like(x, 0)), negate(x), x)
+    return _tirx().abs(x) if is_float(x) else chosen(less(x, like(x, 0)), negate(x), x)
 
 
 def floor(x: Any) -> Any:
@@ -384,23 +330,6 @@ def floor(x: Any) -> Any:
 def nearest(x: Any) -> Any:
     """Return the nearest whole number, the even one of two."""
     return _tirx().nearbyint(x)
-
-
-ERF_SERIES = tuple(2 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1)) for n in range(7))
-"""Of ``erf(x) / x`` in powers of x squared, lowest first; the next term is below 1e-9 up to `ERF_NEAR`."""
-
-ERF_NEAR = 0.5
-
-
-def erf(x: Any) -> Any:
-    """Return the error function: its series near 0, else to 1.5e-7."""
-    magnitude = kept(absolute(x))
-    above = _like(x, 1.0) - complementary_erf(magnitude)
-    squared, series = kept(x * x), _like(x, ERF_SERIES[-1])
-    for coefficient in ERF_SERIES[-2::-1]:
-        series = series * squared + _like(x, coefficient)
-    signed = _tirx().Select(x < _like(x, 0.0), negate(above), above)
-    return _tirx().Select(magnitude < _like(x, ERF_NEAR), x * series, signed)
 
 
 def power(x: Any, exponent: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Composite operators as element-wise operators that machines have: a table, applied to a tile graph.
+"""Composite operators as element-wise operators that machines have: `ladder.ir.formulas` applied to a tile graph.
 
 What is left is element-wise (sums, products, quotients, exponentials, roots, comparisons), reductions,
 broadcasts and moves; all of a chain then meets the same rules, and shares what its parts have in common.
@@ -6,98 +6,35 @@ broadcasts and moves; all of a chain then meets the same rules, and shares what 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ladder.ir.build import GraphBuilder, node_attributes, prune
 from ladder.ir.extents import Shape
+from ladder.ir.formulas import FORMULAS
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.ir.scalars import ERF_COEFFICIENTS, ERF_NEAR, ERF_SERIES
 from ladder.rewrite.merge import merge_equal, softmax_maximum
 
 
 @dataclass
-class Formula:
-    """Builds one element-wise expression out of nodes; operands and results are values of the graph."""
+class _OfNodes:
+    """Writes nodes (`ladder.ir.formulas.Writer`): operands and results are values of the graph."""
 
     graph: GraphBuilder
     like: str
     """A value whose type the numbers have."""
 
-    def number(self, value: float) -> str:
-        return self.graph.add("constant", value=value, type=self.graph.tile(self.like).ttype.name)
-
     def __call__(self, operator: str, *operands: str | float) -> str:
-        """Apply an operator to values and numbers."""
-        values = [value if isinstance(value, str) else self.number(value) for value in operands]
-        return self.graph.add(operator, *values)
+        kind = self.graph.tile(self.like).ttype.name
+        numbers = (
+            x if isinstance(x, str) else self.graph.add("constant", value=x, type=kind) for x in operands
+        )
+        return self.graph.add(operator, *numbers)
 
-
-def _sigmoid(f: Formula, x: str) -> str:
-    return f("div", 1.0, f("add", 1.0, f("exp", f("neg", x))))
-
-
-def _silu(f: Formula, x: str) -> str:
-    return f("div", x, f("add", 1.0, f("exp", f("neg", x))))
-
-
-def _tanh(f: Formula, x: str) -> str:
-    """Return ``(1 - e) / (1 + e)``, ``e = exp(-2 |x|)``, with the sign of x; a polynomial near 0."""
-    magnitude = f("abs", x)
-    small = f("exp", f("mul", magnitude, -2.0))
-    far = f("div", f("sub", 1.0, small), f("add", 1.0, small))
-    signed = f("select", f("less", x, 0.0), f("neg", far), far)
-    square = f("square", x)
-    near = f("mul", x, f("fused", square, f("fused", square, 2 / 15, -1 / 3), 1.0))
-    return f("select", f("less", magnitude, 0.05), near, signed)
-
-
-def _complementary_erf(f: Formula, x: str) -> str:
-    """Return ``1 - erf(x)`` for x >= 0 (see `ladder.ir.scalars.complementary_erf`)."""
-    t = f("div_ftz", 1.0, f("fused", x, 0.3275911, 1.0))
-    polynomial = f("fused", t, ERF_COEFFICIENTS[-1], ERF_COEFFICIENTS[-2])
-    for coefficient in reversed(ERF_COEFFICIENTS[:-2]):
-        polynomial = f("fused", polynomial, t, coefficient)
-    return f("mul", f("mul", polynomial, t), f("exp_ftz", f("neg", f("square", x))))
-
-
-def _erf(f: Formula, x: str) -> str:
-    magnitude = f("abs", x)
-    above = f("sub", 1.0, _complementary_erf(f, magnitude))
-    square = f("square", x)
-    series = f("fused", square, ERF_SERIES[-1], ERF_SERIES[-2])
-    for coefficient in ERF_SERIES[-3::-1]:
-        series = f("fused", series, square, coefficient)
-    signed = f("select", f("less", x, 0.0), f("neg", above), above)
-    return f("select", f("less", magnitude, ERF_NEAR), f("mul", x, series), signed)
-
-
-def _gelu(f: Formula, x: str) -> str:
-    magnitude = f("abs", x)
-    tail = _complementary_erf(f, f("mul", magnitude, math.sqrt(0.5)))
-    below = f("mul", tail, 0.5)
-    return f("mul", x, f("select", f("less", x, 0.0), below, f("sub", 1.0, below)))
-
-
-def _gelu_tanh(f: Formula, x: str) -> str:
-    cubic = f("fused", f("square", x), 0.044715, 1.0)
-    twice = f("mul", f("mul", x, 2 * math.sqrt(2 / math.pi)), cubic)
-    return f("mul", x, _sigmoid(f, twice))
-
-
-FORMULAS: Mapping[str, Callable[[Formula, str], str]] = {
-    "sigmoid": _sigmoid,
-    "silu": _silu,
-    "tanh": _tanh,
-    "erf": _erf,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "relu": lambda f, x: f("maximum", x, 0.0),
-}
-"""Operator of one value -> what it is made of."""
+    def kept(self, value: str) -> str:
+        return value
 
 
 def canonical(graph: Graph) -> Graph:
@@ -167,7 +104,8 @@ def _distinct(graph: Graph) -> Graph:
 def _placed(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str:
     """Add a node, or what it is made of, and return its value."""
     if node.operator in FORMULAS:
-        return FORMULAS[node.operator](Formula(builder, inputs[0]), inputs[0])
+        split: str = FORMULAS[node.operator](_OfNodes(builder, inputs[0]), inputs[0])
+        return split
     if node.operator == "div" and softmax_maximum(builder, *inputs) is not None:
         return builder.add("div_ftz", *inputs)
     return builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ladder.ir import Graph, GraphBuilder, evaluate
+from ladder.ir.formulas import FORMULAS
 from ladder.movement.choose import ranked
-from ladder.movement.decompose import FORMULAS, canonical, decompose
+from ladder.movement.decompose import canonical, decompose
 from ladder.movement.graph import Move, MovementGraph, Sync
 from ladder.movement.instantiate import instantiate
 from ladder.movement.mapping import Mapping
