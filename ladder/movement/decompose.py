@@ -1,4 +1,4 @@
-"""Composite operators as element-wise operators that machines have: `ladder.ir.formulas` applied to a tile graph.
+"""Composite operators as element-wise operators that machines have: formulas, applied to a tile graph.
 
 What is left is element-wise (sums, products, quotients, exponentials, roots, comparisons), reductions,
 broadcasts and moves; all of a chain then meets the same rules, and shares what its parts have in common.
