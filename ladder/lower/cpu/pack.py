@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
     from tile_types import QuantizedTensor
 
-CHUNK = 32
-"""Row blocks packed at a time: bounds the temporary int64 arrays."""
+CHUNK = 1 << 19
+"""Codes packed at a time: temporary arrays stay in the caches."""
 
 
 def offset_of(weight: str) -> int:
@@ -57,7 +58,7 @@ def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     codes = as_torch(weight.codes())
     where = codes.device
     if layout.lane == 8:
-        codes = torch.from_numpy(recoding(element)[0].astype(np.uint8)).to(where)[codes.to(torch.int32)]
+        codes = _recoded(codes, recoding(element)[0].astype(np.uint8))
         fill = 0
     else:
         fill = int(element.valid_codes()[abs(element.probe_values()).argmin()])
@@ -79,6 +80,16 @@ def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     if not gemm.scale:
         row_scale[: gemm.n] = factor if scale is None else scale[:, 0].float()
     return {**arrays, "row_scale": row_scale}
+
+
+def _recoded(codes: torch.Tensor, table: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return the entries of a table that codes name; most tables only invert the bit of the sign."""
+    import torch
+
+    flip = int(table[0])
+    if (table == np.arange(len(table)) ^ flip).all():
+        return codes ^ flip
+    return torch.from_numpy(table).to(codes.device)[codes.to(torch.int32)]
 
 
 def _rows(weight: QuantizedTensor, array: Any) -> torch.Tensor:
@@ -120,19 +131,21 @@ def pack_codes(layout: CpuLayout, codes: torch.Tensor, fill: int = 0) -> torch.T
     n, k = int(codes.shape[0]), int(codes.shape[1])
     blocks, units, words = layout.shape(n, k)
     result = torch.empty(blocks, units, words, dtype=torch.int32, device=codes.device)
-    for first in range(0, blocks, CHUNK):
-        rows = codes[first * ROWS : (first + CHUNK) * ROWS].to(torch.int64)
-        height = min(CHUNK, blocks - first) * ROWS
+    step = max(1, CHUNK // (ROWS * units * UNIT))
+    for first in range(0, blocks, step):
+        rows = codes[first * ROWS : (first + step) * ROWS]
+        height = min(step, blocks - first) * ROWS
         padded = _pad(layout, rows, height, units * UNIT, fill)
-        result[first : first + CHUNK] = _pack_blocks(layout, padded)
+        result[first : first + step] = _pack_blocks(layout, padded)
     return result.view(torch.uint32)
 
 
 def _pad(layout: CpuLayout, codes: torch.Tensor, height: int, width: int, fill: int) -> torch.Tensor:
-    """Return ``[height, width]`` codes with each group padded to its packed width."""
+    """Return ``[height, width]`` codes, in bytes if they fit, with each group padded to its packed width."""
     import torch
 
-    result = torch.full((height, width), fill, dtype=torch.int64, device=codes.device)
+    dtype = torch.uint8 if layout.bits <= 8 else torch.int64
+    result = torch.full((height, width), fill, dtype=dtype, device=codes.device)
     n, k = codes.shape
     if layout.group in (0, layout.padded_group):
         result[:n, :k] = codes
@@ -145,22 +158,23 @@ def _pad(layout: CpuLayout, codes: torch.Tensor, height: int, width: int, fill: 
 
 
 def _pack_blocks(layout: CpuLayout, codes: torch.Tensor) -> torch.Tensor:
-    """Pack whole units: ``[16 * blocks, 32 * units]`` int64 -> int32 words."""
+    """Pack whole units: ``[16 * blocks, 32 * units]`` codes -> int32 words, byte by byte of all words."""
     import torch
 
     blocks, units, e = codes.shape[0] // ROWS, codes.shape[1] // UNIT, layout.elements
-    cells = codes.reshape(blocks, ROWS, units, layout.steps, e).permute(0, 2, 3, 1, 4)
-    parts = []
+    shape = 4, blocks, units, layout.bits, LANES
+    octets = torch.zeros(shape, dtype=torch.uint8, device=codes.device)
     for plane in layout.planes:
-        bits = (cells >> plane.shift) & ((1 << plane.width) - 1)
-        bits = bits.reshape(blocks, units, -1, plane.slots, LANES, e)
-        words = torch.zeros(blocks, units, bits.shape[2], LANES, dtype=torch.int64, device=codes.device)
-        for slot in range(plane.slots):
-            for element in range(e):
-                words |= bits[:, :, :, slot, :, element] << (layout.lane * element + plane.width * slot)
-        parts.append(words.reshape(blocks, units, -1))
-    packed = torch.cat(parts, -1)
-    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
+        steps = codes.reshape(blocks, ROWS, units, plane.width, plane.slots, e)
+        cells = steps.permute(4, 5, 0, 2, 3, 1).contiguous()
+        target = octets[:, :, :, plane.start : plane.start + plane.width]
+        pieces = product(range(plane.slots), range(e), range(0, plane.width, 8))
+        for slot, element, piece in pieces:
+            bits = (cells[slot, element] >> (plane.shift + piece)) & ((1 << min(plane.width, 8)) - 1)
+            octet, bit = divmod(layout.lane * element + plane.width * slot + piece, 8)
+            target[octet] |= bits.to(torch.uint8) << bit
+    lines = octets.permute(1, 2, 3, 4, 0).contiguous().view(torch.int32)
+    return lines.reshape(blocks, units, -1)
 
 
 def unpack(gemm: Gemm, words: torch.Tensor) -> torch.Tensor:
