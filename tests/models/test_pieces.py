@@ -13,12 +13,12 @@ from ladder.capture.captured import run_as_is
 
 
 def graph_with(count: int) -> torch.fx.GraphModule:
-    """Return a graph that selects rows, computes `count` times, selects again, and uses ``other``."""
+    """Return a graph that selects rows, computes `count` times, with views, selects again, uses ``other``."""
     graph = torch.fx.Graph()
     x, other = graph.placeholder("x"), graph.placeholder("other")
     found = graph.call_method("nonzero", (x,))
     for _ in range(count):
-        found = graph.call_function(torch.add, (found, found))
+        found = graph.call_function(torch.add, (found, graph.call_method("view_as", (found, found))))
     again = graph.call_method("nonzero", (found,))
     graph.output((again, graph.call_function(torch.neg, (other,))))
     return torch.fx.GraphModule(torch.nn.Module(), graph)
