@@ -10,6 +10,8 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import ladder
+from ladder.runtime.onnx_ops.operation import Operation
+from ladder.runtime.onnx_ops.table import TABLE
 
 HOW = {
     "half_pixel": ("round_prefer_floor", True),
@@ -84,12 +86,9 @@ def test_linear_in_all_axes(
     """Torch's function computes what has its coordinates, and is as precise."""
     sizes = np.array([*shape[:2], *(max(1, int(n * scale)) for n in shape[2:])])
     calls: list[bool] = []
-    function = torch.nn.functional.interpolate
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "interpolate",
-        lambda *args, **named: calls.append(True) or function(*args, **named),
-    )
+    name = f"upsample_{('linear1d', 'bilinear2d', 'trilinear3d')[len(shape) - 3]}"
+    function = getattr(torch._C._nn, name)
+    monkeypatch.setattr(torch._C._nn, name, lambda *args: calls.append(True) or function(*args))
     operands = onnx.numpy_helper.from_array(sizes, "sizes")
     node = helper.make_node(
         "Resize", ["x", "", "", "sizes"], ["y"], mode="linear", coordinate_transformation_mode=how
@@ -109,6 +108,17 @@ def test_linear_in_all_axes(
     single = how == "pytorch_half_pixel" and 1 in sizes[2:]
     wide = shape[2] == 300 and (how == "align_corners" or scale != 2)
     assert bool(calls) == (how != "asymmetric" and not single and not wide)
+
+
+def test_what_keeps_its_sizes_is_not_resampled() -> None:
+    op = Operation("Resize", 18, {"mode": "linear"})
+    x, sizes = torch.randn(2, 3, 4, 5), torch.tensor([2, 3, 4, 5])
+    assert TABLE["Resize"](op, x, None, None, sizes) is x
+    half = x.half()
+    for rows in range(1, 40):  # more shapes than are kept
+        found = TABLE["Resize"](op, half[:, :, :, :3], None, None, torch.tensor([2, 3, rows, 3]))
+        wanted = torch.nn.functional.interpolate(half[..., :3].float(), (rows, 3), mode="bilinear")
+        assert torch.equal(found, wanted.half())
 
 
 def test_batches_without_pictures() -> None:

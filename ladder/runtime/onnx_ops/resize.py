@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -102,12 +102,13 @@ def _targets(op: Operation, x: Any, scales: Any, sizes: Any, axes: Sequence[int]
         factors = [float(value) for value in scales.tolist()]
         return [(int(x.shape[axis] * scale), scale) for axis, scale in zip(axes, factors, strict=True)]
     wanted = [int(value) for value in sizes.tolist()]
-    ratios = [size / (x.shape[axis] or 1) for axis, size in zip(axes, wanted, strict=True)]
+    extents = [x.shape[axis] for axis in axes]
+    ratios = [size / extent if extent else 1.0 for size, extent in zip(wanted, extents, strict=True)]
     policy = op.get("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return list(zip(wanted, ratios, strict=True))
     scale = min(ratios) if policy == "not_larger" else max(ratios)
-    return [(int(scale * x.shape[axis] + 0.5), scale) for axis in axes]
+    return [(int(scale * extent + 0.5), scale) for extent in extents]
 
 
 def _nearest(op: Operation, x: Any, axis: int, places: Any, fill: Any) -> Any:
@@ -128,8 +129,11 @@ def _resampled(op: Operation, x: Any, axis: int, places: Any, scale: float) -> A
 CORNERS = {"half_pixel": False, "pytorch_half_pixel": False, "align_corners": True}
 """Coordinates that torch's function has -> its name for them."""
 
-LINEAR = {3: "linear", 4: "bilinear", 5: "trilinear"}
-"""Rank -> torch's mode."""
+LINEAR = {3: "linear1d", 4: "bilinear2d", 5: "trilinear3d"}
+"""Rank -> torch's function."""
+
+SHAPES = 16
+"""Shapes for which a node keeps what it finds of them."""
 
 NARROW = 256
 """Extent up to which coordinates in float32, as torch has them, give weights within 2e-5."""
@@ -156,18 +160,43 @@ def _is_torchs(op: Operation, x: Any, axes: Sequence[int], targets: Sequence[tup
     )
 
 
+class Found(NamedTuple):
+    """What shapes make of a node: its axes, their new extents and scales; what does all of it at once."""
+
+    axes: Sequence[int]
+    targets: Sequence[tuple[int, float]]
+    whole: Callable[[Any], Any] | None
+
+
+def _found_of(op: Operation, x: Any, scales: Any, sizes: Any) -> Found:
+    axes = [axis % x.ndim for axis in op.get("axes") or range(x.ndim)]
+    targets, how = _targets(op, x, scales, sizes, axes), op.get("coordinate_transformation_mode")
+    same = all(scale == 1 and out == x.shape[axis] for axis, (out, scale) in zip(axes, targets, strict=True))
+    if same and how != "tf_crop_and_resize":
+        return Found(axes, targets, lambda work: work)
+    if not _is_torchs(op, x, axes, targets):
+        return Found(axes, targets, None)
+    shape = [out for axis, (out, _) in sorted(zip(axes, targets, strict=True)) if axis > 1]
+    function, corners = getattr(torch._C._nn, f"upsample_{LINEAR[x.ndim]}"), CORNERS[how or "half_pixel"]
+    return Found(axes, targets, lambda work: function(work, shape, corners))
+
+
 def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
     """Resize; axes one after the other."""
-    axes = [axis % x.ndim for axis in op.get("axes") or range(x.ndim)]
+    known = op.once(dict)
+    key = x.shape, *(None if value is None else tuple(value.tolist()) for value in (scales, sizes))
+    found = known.get(key)
+    if found is None:
+        if len(known) == SHAPES:
+            known.clear()
+        found = known[key] = _found_of(op, x, scales, sizes)
+    axes, targets, whole = found
     mode, how = op.get("mode", "nearest"), op.get("coordinate_transformation_mode", "half_pixel")
     dtype, outside = x.dtype, []
-    work = x if mode == "nearest" else x.double() if x.dtype == torch.float64 else x.float()
-    regions, targets = _roi(op, roi, axes), _targets(op, x, scales, sizes, axes)
-    if _is_torchs(op, work, axes, targets):
-        shape = [out for axis, (out, _) in sorted(zip(axes, targets, strict=True)) if axis > 1]
-        kind, corners = LINEAR[work.ndim], CORNERS[how]
-        work = torch.nn.functional.interpolate(work, shape, mode=kind, align_corners=corners)
-        return work if work.dtype == dtype else _back(work, dtype)
+    work = x if mode == "nearest" or dtype in (torch.float32, torch.float64) else x.float()
+    if whole is not None:
+        return whole(work) if work.dtype == dtype else _back(whole(work), dtype)
+    regions = _roi(op, roi, axes)
     for axis, (out, scale), (begin, end) in zip(axes, targets, regions, strict=True):
         extent = x.shape[axis]
         if out == extent and scale == 1 and how != "tf_crop_and_resize":
