@@ -16,6 +16,9 @@ PAIRS = 1 << 20
 """How many pairs are compared at most: those of 16 rows of 256 scores, which DeepSeek-V3's routers have."""
 
 
+TURNS = 10
+"""How many elements are taken one after the other at most: each takes two reductions of a row."""
+
 FEW, LONG, PARTS = 16, 4096, 64
 """Rows whose largest elements are found by parts at most, elements of a row at least, and parts at least."""
 
@@ -34,7 +37,10 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     if not 0 < k <= x.shape[dim] or x.numel() * x.shape[dim] > PAIRS:
         return NotImplemented
     rows = x.movedim(dim, -1)
-    values, indices = chosen(rows, places(rows, largest), k)
+    if largest and k <= TURNS and rows.is_floating_point():
+        values, indices = taken(rows, k)
+    else:
+        values, indices = chosen(rows, places(rows, largest), k)
     return values.movedim(-1, dim), indices.movedim(-1, dim)
 
 
@@ -64,6 +70,23 @@ def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     if not keepdim:
         return found
     return found.reshape([1] * x.dim()) if dim is None else found.unsqueeze(dim)
+
+
+def taken(rows: Any, k: int) -> tuple[Any, Any]:
+    """Return the k largest elements of ``rows[..., n]`` and where they were, one taken after the other.
+
+    What was taken is -inf from then on, and has no place: it is not taken again.
+    """
+    extent = rows.shape[-1]
+    left = extent - 1 - torch.arange(extent, dtype=torch.int32, device=rows.device)  # the first is largest
+    strange, values, found = rows != rows, [], []
+    for _ in range(k):
+        value = rows.amax(-1, True)  # NaN if there is one
+        at = torch.where((rows == value) | strange, left, -1).amax(-1, True)
+        rows, left = torch.where(left == at, -torch.inf, rows), torch.where(left == at, -1, left)
+        values.append(value)
+        found.append(at)
+    return torch.cat(values, -1), extent - 1 - torch.cat(found, -1).long()
 
 
 def first_largest(rows: Any, largest: Any, at: Any) -> Any:

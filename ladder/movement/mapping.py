@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph
+from ladder.ir.graph import Graph, Node
 from ladder.partition.rows import REDUCTIONS, loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent
@@ -153,7 +153,10 @@ def _row_tiles(columns: int, count: Extent, width: int) -> list[Mapping]:
 
 
 def held_columns(graph: Graph, rows: int) -> int | None:
-    """Return the columns of rows that lanes can hold: all results and reductions run along one axis."""
+    """Return the columns of rows that lanes can hold: all results and reductions run along one axis.
+
+    Some may be short, of a number per lane: what few are chosen of a row, say.
+    """
     lengths: set[Extent] = set()
     for value in graph.outputs:
         shape = graph.tile(value).shape
@@ -168,10 +171,20 @@ def held_columns(graph: Graph, rows: int) -> int | None:
             if product(shape[:-1]) != product(graph.tile(graph.outputs[0]).shape[:rows]):
                 return None
             lengths.add(shape[-1])
-        if node.operator in ("concat", "pad", "map", "repeat"):
+        if node.operator in ("concat", "pad", "map", "repeat") and not _joins_numbers(graph, node):
             return None
-    known = [length for length in lengths if isinstance(length, int)]
-    return known[0] if len(known) == len(lengths) == 1 else None
+    known = {length for length in lengths if isinstance(length, int)}
+    if len(known) < len(lengths) or not known:
+        return None
+    most = max(known)
+    return most if all(length <= WARP for length in known - {most}) else None
+
+
+def _joins_numbers(graph: Graph, node: Node) -> bool:
+    """Tell whether a node joins one number of each row after the other, as many as a warp has lanes."""
+    axis = node_attributes(node)["axis"] if node.operator == "concat" else 0
+    parts = {graph.tile(value).shape[axis] for value in node.inputs}
+    return node.operator == "concat" and parts == {1} and node.tile.shape[axis] <= WARP
 
 
 def reduced_extents(graph: Graph) -> list[Extent]:
