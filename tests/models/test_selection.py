@@ -8,14 +8,15 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ladder.frontend import selection
-from ladder.frontend.selection import PAIRS, argmax, chosen, first_largest, places, topk
+from ladder.frontend.selection import PAIRS, argmax, chosen, first_largest, places, taken, topk
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import evaluate
+from ladder.lower.chain import emit_chain
 from ladder.movement.choose import machine_of, ranked
 from ladder.partition.partition import partition
 from ladder.rewrite import simplify
 from targets import get_device
-from tests.models.test_gpu_chains import check
+from tests.models.test_gpu_chains import check, simulated
 
 NAN, INF = float("nan"), float("inf")
 ROWS = {
@@ -42,6 +43,15 @@ def test_values_are_those_of_torch(name: str, largest: bool) -> None:
         assert torch.equal(x.gather(-1, indices).isnan(), values.isnan())
         assert torch.allclose(x.gather(-1, indices), values, rtol=0, atol=0, equal_nan=True)
         assert all(len(set(row)) == k for row in indices.reshape(-1, k).tolist())
+
+
+@pytest.mark.parametrize("name", [name for name, x in ROWS.items() if x.is_floating_point()])
+def test_taking_one_after_the_other_is_choosing_by_places(name: str) -> None:
+    x = ROWS[name]
+    for k in {1, min(3, x.shape[-1]), x.shape[-1]}:
+        for found, wanted in zip(taken(x, k), chosen(x, places(x, largest=True), k), strict=True):
+            assert found.dtype == wanted.dtype
+            assert torch.allclose(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 def test_of_equal_ones_the_first_comes_first() -> None:
@@ -121,6 +131,39 @@ def test_what_is_computed_again_is_little() -> None:
         for device, count in ((get_device("cuda/sm_90a"), kernels), (None, 2)):
             parts = partition(graph, device=device)
             assert [part.kind for part in parts].count("chain") == count
+
+
+def routed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return shares of the four largest of a row in their sum, and where they are."""
+    values, at = taken(x, 4)
+    return (values / values.sum(-1, keepdim=True)).half(), at
+
+
+SPECIAL = {
+    "numbers": torch.randn(3, 128),
+    "one NaN": torch.randn(3, 128).index_fill(1, torch.tensor([70]), NAN),
+    "NaN and inf": torch.tensor([[INF, 0, 7, NAN] * 32, [NAN] * 127 + [1.0], [-INF] * 126 + [2.0, -0.0]]),
+    "signs": torch.tensor([[-1.0, -0.0, -3, -2.5] * 16, [0.0, -0.0] * 32]),
+}
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+@pytest.mark.parametrize("name", SPECIAL)
+def test_a_router_is_one_kernel(name: str, target: str) -> None:
+    """It holds a row in registers; what it takes of rows with special values is what torch has there."""
+    x = SPECIAL[name]
+    graph = simplify(import_fx(make_fx(routed)(x), [x]).graph)
+    (part,) = partition(graph, device=get_device(target), side_by_side=True)
+    mapping = ranked(part.graph, machine_of(get_device(target)))[0].mapping
+    assert mapping.num
+    shares, at = np.zeros((len(x), 4), np.float16), np.zeros((len(x), 4), np.int64)
+    found = dict(zip(graph.outputs, (shares, at), strict=True))
+    function = emit_chain(part.graph, get_device(target), "chain")
+    result = simulated(function, target, [x.numpy(), *map(found.__getitem__, part.outputs)], (1, 2))
+    assert not result.findings, result.report()
+    wanted, places_wanted = routed(x)
+    np.testing.assert_array_equal(at, places_wanted.numpy())
+    np.testing.assert_allclose(shares, wanted.numpy(), rtol=2e-3)
 
 
 PARTS = {

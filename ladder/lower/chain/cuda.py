@@ -11,7 +11,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
-from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, rounded_pair
+from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, largest, rounded_pair
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.emission import TirMachine, helper
 from targets import TileDevice
@@ -81,6 +81,9 @@ class CudaDialect(Dialect):
 
     def shuffle(self, value: Expr, distance: int, thread: Expr) -> Expr:
         return T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, self.wave, self.wave)
+
+    def largest(self, value: Expr, dtype: str) -> Expr | None:
+        return largest(value, dtype)
 
     def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
         return rounded_pair(low, high, dtype)

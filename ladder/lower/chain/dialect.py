@@ -90,6 +90,13 @@ class Dialect(ABC):
         thread: This thread's number within the block.
         """
 
+    def largest(self, value: Expr, dtype: str) -> Expr | None:
+        """Return the largest of the wave's values, on all lanes, in one step; None where there is none.
+
+        A NaN among them was found by `maximum`.
+        """
+        return None
+
     # ---- elements ------------------------------------------------------------------------------------
     def widened(self, bits: Expr, dtype: str, wanted: str) -> Expr:
         """Return an element of a stored type, given as unsigned bits, in the type that is computed with."""

@@ -380,6 +380,10 @@ class GpuNest(Nest):
 
     def shuffled(self, it: Reduction, value: Expr, lanes: int) -> Expr:
         """Return the combination of ``lanes`` neighbouring lanes, a power of two, on each of them."""
+        if it.operator == "reduce_max" and lanes == self.dialect.wave:
+            found = self.dialect.largest(value, it.dtype)
+            if found is not None:
+                return b.bind(found)
         value, distance = b.bind(value), 1
         while distance < lanes:
             value = b.bind(it.combine(value, self.moved(value, it.dtype, distance)))

@@ -247,6 +247,7 @@ class Reduction:
 
     def __init__(self, nest: Nest, node: Node, index: Index) -> None:
         self.operand, self.keep = node.inputs[0], node_attributes(node)["keep"]
+        self.operator = node.operator
         shape = nest.graph.tile(self.operand).shape
         self.axis = node_attributes(node)["axis"] % len(shape)
         self.extent = nest.extent(shape[self.axis])

@@ -49,6 +49,26 @@ __forceinline__ __device__ float ladder_product(float x, float y) { return __fmu
 """
 
 
+LARGEST = {
+    "int32": """
+__forceinline__ __device__ int ladder_largest_int32(int x) {
+  int result;
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(x));
+  return result;
+}
+""",
+    "float32": """
+__forceinline__ __device__ float ladder_largest_float32(float x) {
+  int key = __float_as_int(x), result;
+  key ^= key >> 31 & 0x7fffffff;
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(key));
+  return __int_as_float(result ^ (result >> 31 & 0x7fffffff));
+}
+""",
+}
+"""Type -> the largest of a warp's numbers: floats as integers in the same order. A NaN has to be that of
+``max.NaN``, which is above all numbers there (PTX ISA, redux.sync)."""
+
 PACK = """
 static __device__ __forceinline__ unsigned int ladder_pack_{name}(float low, float high) {{
   unsigned int packed;
@@ -64,6 +84,12 @@ def special(name: str, x: Expr) -> Expr:
     """Return one of `INSTRUCTIONS` of a float32."""
     source = HELPER.format(name=name, instruction=INSTRUCTIONS[name])
     return b.call_inline(f"ladder_{name}", source, "float32", x)
+
+
+def largest(value: Expr, dtype: str) -> Expr | None:
+    """Return the largest of the 32 values of a warp, on all of its lanes; None if one step does not find it."""
+    source = LARGEST.get(dtype)
+    return None if source is None else b.call_inline(f"ladder_largest_{dtype}", source, dtype, value)
 
 
 def exponential(x: Expr) -> Expr:

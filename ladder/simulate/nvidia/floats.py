@@ -9,7 +9,7 @@ import numpy as np
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.program import Read
 from ladder.simulate.translate import CallView, Translator
-from ladder.simulate.values import Array
+from ladder.simulate.values import NUMPY, Array, spread
 
 
 def special(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
@@ -48,6 +48,22 @@ def pair(t: Translator, call: CallView, groups: tuple[str, ...], source: str) ->
     def value(c: Cohort) -> Array:
         with np.errstate(all="ignore"):
             return function(*(np.asarray(read(c), np.float32) for read in reads))
+
+    return value
+
+
+def largest(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    """Return the largest of a warp's numbers; of two zeros the positive one."""
+    read, kind = t.read(call.operands[0]), NUMPY[groups[0]]
+
+    def value(c: Cohort) -> Array:
+        c.require_whole("redux.sync", call.statement)
+        values = spread(read(c), c.count, kind)
+        order = values.view(np.int32)
+        if groups[0] == "float32":  # `ladder_maximum` gives one NaN, above all numbers
+            order = np.where(np.isnan(values), 0x7FFFFFFF, order ^ (order >> 31 & 0x7FFFFFFF))
+        at = order.argmax(axis=1)[:, None]
+        return np.broadcast_to(np.take_along_axis(values, at, axis=1), values.shape)
 
     return value
 

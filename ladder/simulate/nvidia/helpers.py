@@ -18,7 +18,7 @@ from ladder.simulate.barriers import each_active
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.memory import Pointer, to_bytes
 from ladder.simulate.nvidia import digits, stream
-from ladder.simulate.nvidia.floats import pair, special
+from ladder.simulate.nvidia.floats import largest, pair, special
 from ladder.simulate.nvidia.ptx import WORD, arrive
 from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Read, Step
@@ -432,6 +432,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_(quotient)", "div.full.f32 ", pair),
     Helper(r"ladder_(product)", "return __fmul_rn(x, y);", pair),
     Helper(r"ladder_(maximum|minimum)", ".NaN.f32 ", pair),
+    Helper(r"ladder_largest_(int32|float32)", "redux.sync.max.s32 %0, %1, 0xffffffff;", largest),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
     Helper(r"ladder_look_up_at", "__cvta_shared_to_generic(address)", _look_up_at),
     Helper(r"ladder_look_up", "reinterpret_cast<const char*>(table) + at", _look_up),
