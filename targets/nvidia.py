@@ -145,7 +145,7 @@ ALL_WARP = (*BOTH, "digits")
 """``digits`` multiplies unsigned by signed bytes, whatever the type of the activations."""
 VOLTA = frozenset({"mma", "fp16"})
 TURING = VOLTA | {"ldmatrix", "int8"}
-AMPERE = TURING | {"cp.async", "bf16", "tf32", "l2.prefetch"}
+AMPERE = TURING | {"cp.async", "bf16", "tf32", "l2.prefetch", "redux"}
 ADA = AMPERE | {"fp8"}
 HOPPER = ADA | {"wgmma", "tma", "mbarrier", "cluster", "setmaxnreg", "stmatrix", "pdl"}
 BLACKWELL = (HOPPER - {"wgmma"}) | {"tcgen05", "block.scale", "fp4", "fp6"}

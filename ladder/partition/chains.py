@@ -150,9 +150,8 @@ class Chains:
         As sums over all axes do: over the last one by many rows, over the others by one.
         """
         region, outputs = self.region(together)
-        rows = _rows(region, outputs)
         work = max((product(node.tile.shape) for node in region.nodes), key=_known)
-        if not rows < self.units or _known(work) < MUCH:
+        if not self.units or _known(work) < MUCH or not (rows := _rows(region, outputs)) < self.units:
             return False
         above, handed = self.region(self.members[first])
         below, results = self.region(self.members[second])

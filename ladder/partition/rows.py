@@ -98,7 +98,7 @@ class _Legality:
         times = product([outer.count, outer.steps])
         if times != product(node.tile.shape) and not self.is_little(times, operand.shape[axis], outer):
             return False
-        loop = f"k{len(outer.inner)}_{node.name}"
+        loop = f"k{len(outer.inner)}"  # as in other reductions: what lies below several is looked at once
         inner = list(index)
         if attributes["keep"]:
             inner[axis] = frozenset({loop})

@@ -147,7 +147,7 @@ SPECIAL = {
 }
 
 
-@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "cuda/sm_75", "rocm/gfx942"])
 @pytest.mark.parametrize("name", SPECIAL)
 def test_a_router_is_one_kernel(name: str, target: str) -> None:
     """It holds a row in registers; what it takes of rows with special values is what torch has there."""
@@ -161,6 +161,7 @@ def test_a_router_is_one_kernel(name: str, target: str) -> None:
     function = emit_chain(part.graph, get_device(target), "chain")
     result = simulated(function, target, [x.numpy(), *map(found.__getitem__, part.outputs)], (1, 2))
     assert not result.findings, result.report()
+    assert ("redux.sync" in function.script()) == ("redux" in get_device(target).features)
     wanted, places_wanted = routed(x)
     np.testing.assert_array_equal(at, places_wanted.numpy())
     np.testing.assert_allclose(shares, wanted.numpy(), rtol=2e-3)

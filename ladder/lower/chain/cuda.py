@@ -83,7 +83,7 @@ class CudaDialect(Dialect):
         return T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, self.wave, self.wave)
 
     def largest(self, value: Expr, dtype: str) -> Expr | None:
-        return largest(value, dtype)
+        return largest(value, dtype) if "redux" in self.device.features else None
 
     def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
         return rounded_pair(low, high, dtype)

@@ -87,7 +87,7 @@ def special(name: str, x: Expr) -> Expr:
 
 
 def largest(value: Expr, dtype: str) -> Expr | None:
-    """Return the largest of the 32 values of a warp, on all of its lanes; None if one step does not find it."""
+    """Return the largest of the 32 values of a warp, on all of its lanes; None if no instruction finds it."""
     source = LARGEST.get(dtype)
     return None if source is None else b.call_inline(f"ladder_largest_{dtype}", source, dtype, value)
 
