@@ -184,7 +184,7 @@ def _joins_numbers(graph: Graph, node: Node) -> bool:
     """Tell whether a node joins one number of each row after the other, as many as a warp has lanes."""
     axis = node_attributes(node)["axis"] if node.operator == "concat" else 0
     parts = {graph.tile(value).shape[axis] for value in node.inputs}
-    return node.operator == "concat" and parts == {1} and node.tile.shape[axis] <= WARP
+    return node.operator == "concat" and parts == {1} and len(node.inputs) <= WARP
 
 
 def reduced_extents(graph: Graph) -> list[Extent]:

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ladder.ir.extents import product
+from ladder.ir.extents import Shape, product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.partition.convolutions import chain_us
-from ladder.partition.subgraphs import Subgraph, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, extract, needed, outside_inputs
 from targets import TileDevice
 
 ROW_US = 0.7
 """Microseconds that a row of a prologue adds to a product: an estimate from the latencies of a load from L2,
 shuffles and two barriers, no measurement."""
 
-Lower = Callable[[Graph, str, Gemm], str]
-"""(Chain, the result that is multiplied, product) -> how the kernel is described; empty if there is none."""
+Lower = Callable[[Graph, str, Gemm, tuple[Shape, ...]], str]
+"""(Chain, the result that is multiplied, product, shapes of results that repeat that one's rows) -> how the
+kernel is described; empty if there is none."""
+
+Before = tuple[Subgraph, str, list[Subgraph]]
+"""A chain, its result that a product multiplies, and the views between them."""
 
 
 def with_prologues(
@@ -32,11 +36,11 @@ def with_prologues(
         joined = links.chain_before(part)
         if joined is None or not pays(joined[0], joined[1], device):
             continue
-        whole = _joined(graph, part, joined, lower)
+        whole = _joined(graph, part, joined, links.read_beside(part, joined), lower)
         if whole is not None:
             gone = {id(item) for item in (*joined[2], joined[0])}
             found = [whole if item is part else item for item in found if id(item) not in gone]
-            links.taken.add(id(joined[0]))
+            links.maker |= dict.fromkeys(whole.outputs, whole)
     return found
 
 
@@ -61,39 +65,78 @@ class _Links:
         for part in parts:
             for value in dict.fromkeys(part.inputs):
                 self.readers.setdefault(value, []).append(part)
-        self.taken: set[int] = set()
-        """Chains that are in a product already."""
 
-    def chain_before(self, part: Subgraph) -> tuple[Subgraph, str, list[Subgraph]] | None:
+    def chain_before(self, part: Subgraph) -> Before | None:
         """Return the chain whose result a product multiplies, that result, and the views between them."""
         if part.kind != "gemm" or part.gemm is None or "contract" in part.operators:
             return None
         value, views = part.by_role["A"], list[Subgraph]()
-        while self._is_read_once(value) and (before := self.maker.get(value)) is not None:
-            if before.kind == "chain" and id(before) not in self.taken and "put" not in before.operators:
-                return before, value, views
-            if before.kind != "view" or set(before.operators) - {"reshape"}:
+        while (before := self.maker.get(value)) is not None:
+            if before.kind == "chain":
+                apart = "put" in before.operators or self.lies_between(before, part)
+                return None if apart else (before, value, views)
+            if before.kind != "view" or set(before.operators) - {"reshape"} or not self.is_read_once(value):
                 return None
             views.append(before)
             value = before.inputs[0]
         return None
 
-    def _is_read_once(self, value: str) -> bool:
+    def read_beside(self, part: Subgraph, before: Before) -> list[str]:
+        """Return the results of a chain that are read by others than the product of one of them."""
+        chain, value, _ = before
+        return [result for result in chain.outputs if result != value or not self.is_read_once(value)]
+
+    def is_read_once(self, value: str) -> bool:
         return len(self.readers.get(value, ())) == 1 and value not in self.graph.outputs
+
+    def lies_between(self, chain: Subgraph, part: Subgraph) -> bool:
+        """Tell whether a product reads, beside its rows, something that a chain's results are needed for."""
+        ahead, seen = [value for value in part.inputs if value != part.by_role["A"]], set[str]()
+        while ahead:
+            value = ahead.pop()
+            maker = None if value in seen else self.maker.get(value)
+            if maker is chain:
+                return True
+            seen.add(value)
+            ahead += () if maker is None else maker.inputs
+        return False
+
+
+def _copies(graph: Graph, result: str, value: str) -> bool:
+    """Tell whether a result is a value's rows, one after the other, once or several times over."""
+    shape = graph.tile(result).shape
+    while result != value:
+        node = graph.producer(result)
+        if node.operator not in ("reshape", "broadcast"):
+            return False
+        (result,) = node.inputs
+        old = graph.tile(result).shape
+        lead = next((axis for axis, extent in enumerate(old) if extent != 1), len(old)) - len(old)
+        if node.operator == "broadcast" and lead and old[lead:] != node.tile.shape[lead:]:
+            return False
+    return shape[-1:] == graph.tile(value).shape[-1:]
 
 
 def _joined(
-    graph: Graph, part: Subgraph, before: tuple[Subgraph, str, list[Subgraph]], lower: Lower
+    graph: Graph, part: Subgraph, before: Before, kept: Sequence[str], lower: Lower
 ) -> Subgraph | None:
-    """Return a product with its prologue; None if no kernel computes both."""
+    """Return a product with its prologue; None if no kernel computes both.
+
+    kept: Results of the chain that are stored: first those that are computed, then the copies of the rows.
+    """
     chain, value, views = before
     assert part.gemm is not None  # `chain_before` has looked
-    text = lower(chain.graph, _inner(chain, value), part.gemm)
+    own = _inner(chain, value)
+    copies = [result for result in kept if _copies(chain.graph, _inner(chain, result), own)]
+    computed = [result for result in kept if result not in copies]
+    rest = tuple(_inner(chain, r) for r in chain.outputs if r == value or r in computed)
+    shapes = tuple(graph.tile(result).shape for result in copies)
+    text = lower(needed(chain.graph, rest), own, part.gemm, shapes)
     if not text:
         return None
-    own = (chain, *views, part)
-    members = {n.name for item in own for n in item.graph.nodes if n.operator != "input"}
-    outputs = (*part.outputs, *(other for other in chain.outputs if other != value))
+    items = (chain, *views, part)
+    members = {n.name for item in items for n in item.graph.nodes if n.operator != "input"}
+    outputs = (*part.outputs, *computed, *copies)
     region, inputs = extract(graph, members, outputs), outside_inputs(graph, members)
     names = dict(zip(inputs, (node.name for node in region.inputs), strict=True))
     roles = {role: names[read] for role, read in part.by_role.items() if role != "A"}

@@ -101,6 +101,17 @@ def extract(graph: Graph, members: Collection[str], outputs: Sequence[str], name
     return Graph(name, "kernel", (*inputs, *nodes), tuple(outputs))
 
 
+def needed(graph: Graph, outputs: Sequence[str]) -> Graph:
+    """Return the graph of some of the results, without what none of them needs."""
+    names, ahead = set[str](), [*outputs]
+    while ahead:
+        node = graph.producer(ahead.pop())
+        if node.name not in names:
+            names.add(node.name)
+            ahead += node.inputs
+    return replace(graph, nodes=tuple(n for n in graph.nodes if n.name in names), outputs=tuple(outputs))
+
+
 def outside_inputs(graph: Graph, members: Collection[str]) -> tuple[str, ...]:
     """Return the values that members read from outside, in the order of `extract`'s inputs."""
     inside = _inside(graph, members)

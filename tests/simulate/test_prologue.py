@@ -11,6 +11,7 @@ import pytest
 import torch
 from problems import gemm, gemv, problem_of
 from test_found_plans import prepared_for_h200
+from test_gated import Experts
 from torch import nn
 
 import ladder
@@ -234,6 +235,52 @@ def test_plans(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = to_data(found)
     assert data is not None
     assert from_data(json.loads(json.dumps(data))) == replace(found, parts=list(found.parts))
+
+
+class Routed(Residual):
+    """Rows that are multiplied, given, and read once for each of two experts."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.RMSNorm, True, torch.float16)
+        self.experts = Experts(lambda rows: rows.chunk(2, -1)[0])
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor) -> Any:
+        total = x + y
+        rows = self.norm(total)
+        return total, rows, self.product(rows), self.experts(rows, ids, shares)
+
+
+def test_rows_that_others_read_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Routed().eval().requires_grad_(False)
+    ladder.quantize_(model, "int4", group_size=64)
+    given = [torch.randn(1, 128).half(), torch.randn(1, 128).half(), torch.tensor([[3, 1]])]
+    with knobs.override(cache=False, found_graphs=False):
+        found = prepared_for_h200(model, [*given, torch.rand(1, 2).half()], monkeypatch)
+    (part,) = (part for part in found.parts if part.kind == "prologue")
+    assert json.loads(part.found)["copies"] == [[1, 128], [2, 1, 128]]
+    require_prologue(part)
+
+
+class Between(Residual):
+    """A product of rows to which something is added that is made of the same rows by another product."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.other = nn.Linear(128, 192, dtype=torch.float16)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        rows = self.norm(x + y)
+        return self.product(rows) + self.other(rows).sin()
+
+
+def test_rows_of_which_a_bias_is_made_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Between(nn.RMSNorm, False, torch.float16).eval().requires_grad_(False)
+    ladder.quantize_(model, "int4", group_size=64)
+    given = [torch.randn(1, 128).half() for _ in range(2)]
+    with knobs.override(cache=False, found_graphs=False):
+        parts = prepared_for_h200(model, given, monkeypatch).parts
+    assert [part.kind for part in parts].count("prologue") <= 1
 
 
 def require_prologue(part: Any) -> None:

@@ -1,12 +1,14 @@
 """A chain of rows as the prologue of a product of few activation rows: its result never leaves shared memory.
 
 Every block computes all rows of the chain, with all its threads, and keeps the activation rows that the
-product multiplies. What else the chain gives (the sum of a residual, say) is stored by one block.
+product multiplies. What else the chain gives (the sum of a residual, say) is stored by one block, as are
+the rows themselves where others read them too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tvm.script import tirx as T
@@ -63,14 +65,17 @@ class PrologueForm:
 
     graph: The chain, of known sizes.
     value: The result that is multiplied.
+    copies: Shapes of further results, in which the activation rows are stored, once or several times over.
     """
 
     graph: Graph
     value: str
+    copies: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         check(bool(self.graph.tile(self.value).shape), "a number is no row")
-        check(all(isinstance(e, int) for node in self.graph.nodes for e in node.tile.shape), "sizes are open")
+        shapes = (*(node.tile.shape for node in self.graph.nodes), *self.copies)
+        check(all(isinstance(e, int) for shape in shapes for e in shape), "sizes are open")
         check(all(node.operator != "put" for node in self.graph.nodes), "a prologue scatters nothing")
         check(0 < self.rows <= MOST_ROWS, f"a prologue has up to {MOST_ROWS} rows, got {self.rows}")
         check(self.columns % RUN == 0, f"rows of {self.columns} elements are no multiple of {RUN}")
@@ -172,6 +177,9 @@ class ChainPrologue:
         self.form, self.threads = form, threads
         self.columns, self.nbytes = form.columns, form.nbytes
         self.nest = _Nest(form, chain, device, Mapping(lanes=threads, num=turns), cheap)
+        self.copies = [b.tensor(f"copy{at}", shape, form.kind) for at, shape in enumerate(form.copies)]
+        self.rows: Any = None
+        """The activation rows in shared memory."""
 
     def prefetch(self, first: Expr, thread: Expr) -> None:
         """Bring small inputs into L2 while the kernel before may still run; by the ``first`` block."""
@@ -188,7 +196,8 @@ class ChainPrologue:
         first, shape = pool.offset, self.form.graph.tile(self.form.value).shape
         dialect.rows = self.nest.results[self.nest.multiplied] = pool.alloc(shape, self.form.kind, align=128)
         pool.move_base_to(first)
-        return pool.alloc((self.form.rows, self.form.columns), self.form.kind, align=128)
+        self.rows = pool.alloc((self.form.rows, self.form.columns), self.form.kind, align=128)
+        return self.rows
 
     def emit(self, first: Expr, thread: Expr) -> None:
         """Compute all rows; the block may read them afterwards.
@@ -205,3 +214,21 @@ class ChainPrologue:
             nest.values.cells.clear()
             nest.vectors.words.clear()
         b.block_sync()
+        if self.copies:
+            with b.when(first):
+                self.store_copies(thread)
+
+    def store_copies(self, thread: Expr) -> None:
+        """Store the activation rows in the results that are copies of them, vector by vector."""
+        chunks = self.columns // RUN
+        with b.loop((self.form.rows * chunks + self.threads - 1) // self.threads) as turn:
+            number = b.bind(turn * self.threads + thread)
+            with b.when(number < self.form.rows * chunks):
+                row, column = b.bind(T.floordiv(number, chunks)), b.bind(T.floormod(number, chunks) * RUN)
+                words = b.local(4, "uint32")
+                place = self.rows.ptr_to([row, column])
+                b.ptx("ld.shared.v4.u32", *(words[at] for at in range(4)), place)
+                for result, shape in zip(self.copies, self.form.copies, strict=True):
+                    for first in range(0, prod(shape[:-1]), self.form.rows):
+                        target = result.ptr_to([*self.nest.unravelled(first + row, shape[:-1]), column])
+                        b.ptx("st.global.v4.u32", target, *(words[at] for at in range(4)))

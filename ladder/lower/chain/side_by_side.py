@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as Dictionary
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
@@ -19,6 +20,7 @@ from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import WIDE
 from ladder.movement.mapping import Mapping, mappings
 from ladder.partition.rows import separate_loops
+from ladder.partition.subgraphs import needed
 from schedules.schedule import check
 from tile_types.tile import Tile
 
@@ -83,13 +85,6 @@ class SideBySide:
 
 def _part(chain: Chain, results: tuple[str, ...]) -> Chain:
     """Return the chain that computes some of the results."""
-    graph, needed, ahead = chain.graph, set[str](), [*results]
-    while ahead:
-        node = graph.producer(ahead.pop())
-        if node.name not in needed:
-            needed.add(node.name)
-            ahead += node.inputs
     scatters = {value: chain.scatters[value] for value in results if value in chain.scatters}
-    needed |= {scatter.ids for scatter in scatters.values()}
-    nodes = tuple(node for node in graph.nodes if node.name in needed)
-    return Chain(Graph(graph.name, graph.level, nodes, results), scatters, chain.sizes)
+    read = needed(chain.graph, (*results, *(scatter.ids for scatter in scatters.values())))
+    return Chain(replace(read, outputs=results), scatters, chain.sizes)

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 
+from ladder.ir.extents import Shape
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.ir.parser import parse
@@ -30,11 +31,13 @@ class Described:
     chain: The chain, printed, with plain names.
     at: Number of its result that is multiplied.
     schedule: A plan of one schedule, printed.
+    copies: As of `ladder.lower.chain.prologue.PrologueForm`.
     """
 
     chain: str
     at: int
     schedule: str
+    copies: tuple[tuple[int, ...], ...] = ()
 
     @property
     def text(self) -> str:
@@ -46,12 +49,12 @@ class Described:
         from ladder.lower.chain.prologue import PrologueForm
 
         graph = parse(self.chain)
-        form = PrologueForm(graph, graph.outputs[self.at])
+        form = PrologueForm(graph, graph.outputs[self.at], tuple(map(tuple, self.copies)))
         schedule = parse_plan(self.schedule).entries[0][1]
         return emit_with_prologue(form, gemm, device, schedule, name)
 
 
-def described(device: TileDevice, chain: Graph, value: str, gemm: Gemm) -> str:
+def described(device: TileDevice, chain: Graph, value: str, gemm: Gemm, copies: tuple[Shape, ...]) -> str:
     """Return the description of a product's kernel with a chain as its prologue; empty if there is none."""
     rows = chain.tile(value).shape[:-1]
     count = 1
@@ -67,7 +70,8 @@ def described(device: TileDevice, chain: Graph, value: str, gemm: Gemm) -> str:
     if not isinstance(schedule, GpuSchedule):
         return ""
     at = chain.outputs.index(value)
-    found = Described(print_graph(canonical_chain(chain)), at, str(Plan(((ANY_M, schedule),))))
+    told = str(Plan(((ANY_M, schedule),)))
+    found = Described(print_graph(canonical_chain(chain)), at, told, copies)  # type: ignore[arg-type]
     return found.text if _is_emitted(found, gemm, device) else ""
 
 
