@@ -185,10 +185,11 @@ def _counted(im: Importer, out: str, start: Any, end: Any = None, step: Any = 1,
     start, end, step = (int(value) if isinstance(value, bool) else value for value in (start, end, step))
     if not all(isinstance(value, int | str) for value in (start, end)) or not isinstance(step, int):
         return None
-    if step < 1:
+    if step == 0:
         return None
-    span = total([end, product([-1, start]), step - 1])
-    counted = im.g.add("iota", extent=floordiv(span, step), begin=start, step=step, type="int64")
+    low, high = (start, end) if step > 0 else (end, start)
+    span = total([high, product([-1, low]), abs(step) - 1])
+    counted = im.g.add("iota", extent=floordiv(span, abs(step)), begin=start, step=step, type="int64")
     return im.cast(counted, out)
 
 

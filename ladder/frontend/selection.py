@@ -78,7 +78,7 @@ def taken(rows: Any, k: int) -> tuple[Any, Any]:
     What was taken is -inf from then on, and has no place: it is not taken again.
     """
     extent = rows.shape[-1]
-    left = extent - 1 - torch.arange(extent, dtype=torch.int32, device=rows.device)  # the first is largest
+    left = torch.arange(extent - 1, -1, -1, dtype=torch.int32, device=rows.device)  # the first is largest
     strange, values, found = rows != rows, [], []
     for _ in range(k):
         value = rows.amax(-1, True)  # NaN if there is one

@@ -24,15 +24,16 @@ def view_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
 def is_inlined(graph: Graph, node: Node) -> bool:
     """Tell whether every reader computes a node for itself.
 
-    Views, numbers, counts, and conversions to wider types or of what the model is given: storing would cost
-    more.
+    Views, numbers, counts, and conversions to wider types or of counts or what the model is given: storing
+    would cost more.
     """
     if engine(node) in ("view", "leaf") or node.operator == "iota":
         return True
     if node.operator != "convert":
         return False
     before, after = graph.tile(node.inputs[0]).ttype, node.tile.ttype
-    given = engine(graph.producer(node.inputs[0])) == "input"
+    source = graph.producer(node.inputs[0])
+    given = engine(source) == "input" or source.operator == "iota"
     return not before.is_block and (given or after.elem_bits >= before.elem_bits)
 
 

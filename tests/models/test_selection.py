@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from chain_targets import run_chain
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ladder.frontend import selection
@@ -165,6 +166,22 @@ def test_a_router_is_one_kernel(name: str, target: str) -> None:
     wanted, places_wanted = routed(x)
     np.testing.assert_array_equal(at, places_wanted.numpy())
     np.testing.assert_allclose(shares, wanted.numpy(), rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "given", [(9, -1, -1), (10, 0, -3), (9, 0, -3), (-2, -9, -2), (0, 10, 3), (5, 5, -1)]
+)
+def test_counts_go_down_as_well(given: tuple[int, int, int]) -> None:
+    def counted(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + torch.arange(*given, dtype=torch.int32), torch.arange(*given)
+
+    x = torch.ones(1)
+    graph = simplify(import_fx(make_fx(counted)(x), [x]).graph)
+    assert all(node.operator != "call" for node in graph.nodes)
+    for found, wanted in zip(evaluate(graph, [x.numpy()]), counted(x), strict=True):
+        np.testing.assert_array_equal(found, wanted.numpy())
+    found = run_chain(graph, [x], "cuda/sm_90a") if found.size else []
+    assert all(map(torch.equal, found, counted(x)))
 
 
 PARTS = {
