@@ -167,17 +167,32 @@ def test_masks_of_attention() -> None:
 
 @pytest.mark.parametrize("before", [0, 3])
 def test_causal_masks_begin_at_the_first_key_that_is_new(before: int) -> None:
-    """With more keys than queries too: a query sees those kept before and as many new ones as its number."""
+    """A query sees those kept before and as many new ones as its number; the last one sees all."""
     q, k, v = (torch.randn(2, rows, 8) for rows in (4, 6, 6))
     kept = [torch.randn(2, 2, before, 4) for _ in range(2)] if before else []
     wanted = [x.reshape(2, -1, 2, 4).transpose(1, 2) for x in (q, k, v)]
     if kept:
         wanted[1:] = [torch.cat([old, x], 2) for old, x in zip(kept, wanted[1:], strict=True)]
-    seen = torch.arange(6 + before) <= torch.arange(4)[:, None] + before
+    seen = torch.arange(6 + before) <= torch.tensor([0, 1, 2, 5])[:, None] + before
     found = F.scaled_dot_product_attention(*wanted, attn_mask=seen).transpose(1, 2).flatten(2)
     given = attention(q, k, v, None, None, None, *kept, unidirectional=1)
     assert torch.allclose(given, found, atol=1e-5)
     assert attention(q[:, :0], k, v, unidirectional=1).shape == (2, 0, 8)
+
+
+@pytest.mark.parametrize("positions", [[0], [[0, 1, 2]]])
+def test_positions_of_rotations(positions: list[Any]) -> None:
+    """By a first position or one of each row; batches without rows keep their shape."""
+    table = torch.rand(8, 2)
+    op = Operation("com.microsoft::RotaryEmbedding", 1, {"num_heads": 2})
+    x = torch.randn(1, 3, 8)
+    found = TABLE[op.name](op, x, torch.tensor(positions), table, table)
+    left, right = x.reshape(1, 3, 2, 4).split(2, -1)
+    angle = table[:3, None]
+    wanted = torch.cat([left * angle - right * angle, left * angle + right * angle], -1).flatten(2)
+    assert torch.allclose(found, wanted, atol=1e-6)
+    none = torch.zeros(1, 0, dtype=torch.int64)
+    assert TABLE[op.name](op, x[:, :0], none, table, table).shape == (1, 0, 8)
 
 
 def test_rows_behind_those_that_a_buffer_holds() -> None:

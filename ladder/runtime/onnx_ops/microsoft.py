@@ -154,13 +154,12 @@ def _rotary(op: Operation, x: Any, positions: Any, cosines: Any, sines: Any) -> 
     heads = op.get("num_heads", 0)
     if x.ndim == 3:
         size = x.shape[2] // heads if heads else 2 * cosines.shape[1]
-        value = x.reshape(x.shape[0], x.shape[1], -1, size).transpose(1, 2)
+        value = x.unflatten(2, (-1, size)).transpose(1, 2)
     else:
         value = x
     rows = torch.arange(value.shape[2], device=x.device)
     at = positions + rows if positions.numel() == 1 else positions
-    angles = (table[at.long()].reshape(-1, 1, len(rows), cosines.shape[1]) for table in (cosines, sines))
-    cosine, sine = angles
+    cosine, sine = (table[at.long()].unsqueeze(-3) for table in (cosines, sines))
     found = rotated(value, cosine, sine, bool(op.get("interleaved", 0)))
     return found.transpose(1, 2).reshape(x.shape) if x.ndim == 3 else found
 
@@ -342,6 +341,7 @@ def _with_masks(op: Operation, mask: Any, added: Any, q: Any, k: Any, past: int)
         terms.append(torch.where(_kept(mask, batch, columns), 0.0, number).to(torch.float32))
     if op.get("unidirectional", 0):
         later = torch.ones(rows, columns, dtype=torch.bool, device=q.device).triu(past + 1)
+        later[-1:] = False  # where there are more keys than queries, the last one sees all of them
         terms.append(torch.where(later, torch.finfo(torch.float32).min, 0.0))
     return sum(terms[1:], terms[0]) if terms else None
 
