@@ -79,10 +79,10 @@ MXFP4 = Format(
     is_mxfp4,
     lambda layer: mx_shape(layer, CODES),
     lambda layer: read_mx(layer, CODES),
-    methods=METHODS,
+    methods=(*METHODS, "quark"),
     parts=(".weight",),
     optional=(".weight_scale_2",),
-    doc="ModelOpt MXFP4",
+    doc="ModelOpt and Quark MXFP4",
 )
 INT4 = Format(
     "modelopt-int4",

@@ -58,12 +58,22 @@ AUTO_ROUND = {
 """Files of other tools whose tensors AutoRound 0.16 names and stores alike -> what it says of them."""
 
 
-@pytest.mark.parametrize("name", AUTO_ROUND)
-def test_auto_round_stores_the_same(name: str, tmp_path: Path) -> None:
+OF_AUTO_ROUND = {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}
+
+QUARK = ("ct_fp8_tensor", "ct_fp8_channel", "ct_int8_channel", "modelopt_mxfp4")
+"""Files of other tools whose tensors Quark 0.13 names and stores alike."""
+
+STATED = [
+    *((name, {**OF_AUTO_ROUND, **stated}) for name, stated in AUTO_ROUND.items()),
+    *((name, {"quant_method": "quark"}) for name in QUARK),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), STATED)
+def test_other_tools_store_the_same(name: str, config: dict[str, object], tmp_path: Path) -> None:
     plain, file = tmp_path / "plain", f"{name}.safetensors"
     plain.mkdir()
     expected = opened(file, plain)
-    config = {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor", **AUTO_ROUND[name]}
     checkpoint = opened(file, tmp_path, config)
     for tensor in EXPECTED[file]["sha256"]:
         assert torch.equal(checkpoint.dequantize(tensor), expected.dequantize(tensor))
