@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ladder.formats.compressed import EIGHT_BIT, stated_block
-from ladder.formats.layer import AUTO_ROUND, Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, GENERIC, Format, Layer, Shape, group_of
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +58,11 @@ FP8_TYPES = ("float8_e4m3fn", "float8_e5m2")
 def _is_fp4(layer: Layer, name: str) -> bool:
     """Tell bytes that hold two e2m1 codes each, low half first."""
     return layer[name].dtype == "int8" and layer.config.get("quant_method") == "fp8"
+
+
+def _is_named(layer: Layer, scale: str) -> bool:
+    """Tell scales by a name that others do not use, or by what the configuration says."""
+    return scale not in GENERIC or layer.config.get("quant_method") == "fp8"
 
 
 def fp8_shape(layer: Layer, name: str) -> Shape:
@@ -133,7 +138,7 @@ def _fp8(*names: str) -> Format:
     return Format(
         "fp8-blocks",
         scale,
-        lambda layer: layer[codes].dtype in FP8_TYPES or _is_fp4(layer, codes),
+        lambda layer: _is_fp4(layer, codes) or (layer[codes].dtype in FP8_TYPES and _is_named(layer, scale)),
         lambda layer: fp8_shape(layer, codes),
         lambda layer: read_fp8(layer, codes, scale),
         methods=("fp8", "mxfp8", *AUTO_ROUND),

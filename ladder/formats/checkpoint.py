@@ -23,7 +23,7 @@ from ladder.formats import (
 )
 from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
 from ladder.formats.gguf import SPLIT, read_gguf
-from ladder.formats.layer import SCALES, Format, Layer, Loaded, Shape
+from ladder.formats.layer import GENERIC, SCALES, Format, Layer, Loaded, Shape
 from ladder.formats.pickled import read_pickled
 from tile_types.errors import (
     CacheError,
@@ -401,9 +401,6 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 
 CODE_NAMES = (".weight", "_weight", ".codes", ".indices", "._data", ".dqweight", ".qweight")
 """Suffixes of codes, of what is not read too (AQLM, VPTQ, quanto, HIGGS, FP-Quant)."""
-
-GENERIC = ("", ".weight", ".scale", ".zero", ".shape")
-"""Suffixes of parts that other tensors have, too."""
 
 BESIDE_CODES = (
     *(".qzeros", ".nbits", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),

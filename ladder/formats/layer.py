@@ -105,6 +105,9 @@ SCALES = ("float16", "bfloat16", "float32")
 COUNTS = ("uint8", "int8", "int16", "int32", "int64")
 """Types of numbers that say how something is stored."""
 
+GENERIC = ("", ".weight", ".scale", ".zero", ".shape")
+"""Suffixes of parts that other tensors have, too."""
+
 OVERRIDES = ("dynamic", "extra_config", "layer_config")
 """Entries of a configuration by which layers differ from the rest of it (GPTQModel, AutoRound)."""
 
