@@ -42,7 +42,7 @@ COMPILE = ("*_compile_time", 'benchmarks.compile_time --models "resnet 50" --dev
 
 MXFP8 = "activations are float16: MXFP8 weights by 16-bit cores"
 CONTEXT = (
-    "Ours reads a cache of 1024 tokens. Layers of 4096 tokens are bound by 16-bit cores, whatever they decode;"
+    "Ours reads a cache of 1024 tokens. 4096 tokens are bound by 16-bit cores, whatever these decode;"
     " torch.compile takes 1.1 times what memory allows one token's float16 weights: no more is to be gained."
     " Why the Conformer is 3 % behind torch.compile is not shown."
 )
