@@ -18,6 +18,9 @@ ROW_US = 0.7
 """Microseconds that a row of a prologue adds to a product: an estimate from the latencies of a load from L2,
 shuffles and two barriers, no measurement."""
 
+STORED = 1e5
+"""Bytes that a block stores in a microsecond: 64 in a cycle."""
+
 Lower = Callable[[Graph, str, Gemm, tuple[Shape, ...]], str]
 """(Chain, the result that is multiplied, product, shapes of results that repeat that one's rows) -> how the
 kernel is described; empty if there is none."""
@@ -46,8 +49,13 @@ def with_prologues(
 
 def pays(chain: Subgraph, value: str, device: TileDevice) -> bool:
     """Tell whether a product that computes a chain's rows is predicted to save time."""
-    rows = product(chain.graph.tile(_inner(chain, value)).shape[:-1])
-    return isinstance(rows, int) and rows * ROW_US < chain_us(chain.graph, device)
+    graph, own = chain.graph, _inner(chain, value)
+    rows = product(graph.tile(own).shape[:-1])
+    others = [graph.tile(result) for result in graph.outputs if result != own]
+    if not isinstance(rows, int) or not all(isinstance(product(tile.shape), int) for tile in others):
+        return False
+    stored = sum(tile.nbytes for tile in others)
+    return rows * ROW_US + stored / STORED < chain_us(graph, device)
 
 
 def _inner(part: Subgraph, value: str) -> str:

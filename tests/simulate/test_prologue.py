@@ -21,6 +21,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit, emit_with_prologue
 from ladder.lower.chain import emit_chain
 from ladder.lower.chain.prologue import PrologueForm
+from ladder.partition import prologues
 from ladder.runtime.model.prepared import from_data, to_data
 from ladder.runtime.model.prologues import Described
 from ladder.runtime.packed import pack
@@ -260,6 +261,10 @@ def test_rows_that_others_read_are_stored(monkeypatch: pytest.MonkeyPatch) -> No
     (part,) = (part for part in found.parts if part.kind == "prologue")
     assert json.loads(part.found)["copies"] == [[1, 128], [2, 1, 128]]
     require_prologue(part)
+    with knobs.override(cache=False, found_graphs=False):  # one block stores them: no more than is soon done
+        monkeypatch.setattr(prologues, "STORED", 1.0)
+        parts = prepared_for_h200(model, [*given, torch.rand(1, 2).half()], monkeypatch).parts
+    assert "prologue" not in [part.kind for part in parts]
 
 
 class Between(Residual):
