@@ -5,10 +5,9 @@ wrote, changes one constant of `schedules.cost_model` at a time as long as that 
 constants with what they are worth: how much slower than the fastest measured the model's first
 choice is, and how far its times are off. Put the constants into the module by hand, and the date here.
 
-Those of ``gemv`` and of ``wgmma`` with 8-bit operands follow from 1,399 runs on an H200 (2026-11-21: int1,
-int2, int4, nf4, mxfp4 with 16-bit activations, fp8, int8 and int4 with 8-bit ones, 4096² to 28672x8192,
-M = 1 … 4096); those of ``wgmma`` that decodes to 16 bits from 4,213 later ones; stream-K's of plain fp8 from
-381 on an H100.
+Those of ``wgmma`` with 8-bit operands follow from runs on an H200 (2026-11-21: fp8, int8 and int4, 4096² to
+28672x8192, M = 1 … 4096); those of ``wgmma`` that decodes to 16 bits from 4,213 later ones and 2,547 of both
+cards; stream-K's of plain fp8 from 381 on an H100; those of ``gemv`` and ``digits`` from 2,282 on both.
 """
 
 from __future__ import annotations
@@ -29,17 +28,20 @@ from schedules import cost_model
 from schedules.codes import is_timed_by_sixteens
 from schedules.cost_constants import DECODED, TO_FP8
 from schedules.cost_model import forget, predict
+from schedules.cost_streams import BYTES, HALVES
+from schedules.footprint import SLICED
 from schedules.layouts import lane_of
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, parse_schedule
 from schedules.tuning import Measurement
 from targets import get_device
 
-KINDS = ("gemv", "wgmma", "decoded", "to fp8")
-"""What is fitted apart: gemv; wgmma with 8-bit operands, and with weights decoded to 16 bits and to fp8."""
+KINDS = ("gemv", "gemv of bytes", "wgmma", "decoded", "to fp8")
+"""What is fitted apart: gemv by the width of x; wgmma of bytes, of weights decoded to 16 bits, and to fp8."""
 
 TABLES: Mapping[str, MutableMapping[str, Any]] = {
-    "gemv": vars(cost_model),
+    "gemv": HALVES,
+    "gemv of bytes": BYTES,
     "wgmma": vars(cost_model),
     "decoded": DECODED,
     "to fp8": TO_FP8,
@@ -47,7 +49,8 @@ TABLES: Mapping[str, MutableMapping[str, Any]] = {
 """Where the constants of each are."""
 
 CONSTANTS: Mapping[str, tuple[str, ...]] = {
-    "gemv": tuple(name for name in vars(cost_model) if name.startswith("GEMV_")),
+    "gemv": tuple(HALVES),
+    "gemv of bytes": tuple(BYTES),
     "wgmma": (
         "SLAB_CYCLES",
         "FILL_SECONDS",
@@ -192,13 +195,18 @@ def judge(contests: Sequence[Contest], target: str) -> Quality:
 
 def of_kind(contests: Sequence[Contest], kind: str) -> list[Contest]:
     """Return the contests with only the runs of one of `KINDS`."""
-    pipeline = "gemv" if kind == "gemv" else "wgmma"
+    pipelines = SLICED if kind.startswith("gemv") else ("wgmma",)
     kept = (
-        Contest(c.gemm, c.m, tuple(run for run in c.runs if run[0].pipeline == pipeline))
+        Contest(c.gemm, c.m, tuple(run for run in c.runs if run[0].pipeline in pipelines))
         for c in contests
-        if kind in ("gemv", _wgmma_kind(c.gemm))
+        if kind in (_gemv_kind(c.gemm), _wgmma_kind(c.gemm))
     )
     return [contest for contest in kept if len(contest.runs) > 1]
+
+
+def _gemv_kind(gemm: Gemm) -> str:
+    """Return whose constants the model of gemv and digits of a problem has."""
+    return "gemv of bytes" if lane_of(gemm.activation) == 8 else "gemv"
 
 
 def _wgmma_kind(gemm: Gemm) -> str:

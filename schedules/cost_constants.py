@@ -42,8 +42,8 @@ DECODED: dict[str, float] = {
     "OUTPUT_SECONDS": 7.36e-13,
     "EDGE_OVERLAP": 0.0,
     "CLUSTER_SECONDS": 0.0,
-    "DOUBLING_SECONDS": 8.68e-07,
-    "EXCHANGE_SECONDS": 7.4e-11,
+    "DOUBLING_SECONDS": 4.34e-07,
+    "EXCHANGE_SECONDS": 9.62e-11,
     "CUT_SECONDS": 3.61e-06,
     "CUT_OUTPUT_SECONDS": 6.3e-11,
     "PART_SECONDS": 2.45e-11,
@@ -51,43 +51,46 @@ DECODED: dict[str, float] = {
 """wgmma: other values of these constants, where weights are decoded to 16 bits.
 
 Fitted to 4,213 runs on an H200: of int4 at four shapes of no tuning row (M = 80 to 2048, tiles of 40 to 256
-activation rows, 2026-11-23) and of all 16-bit classes of ``schedules/tuned/h200.json`` (M from 32 on). At
+activation rows, 2026-11-23) and of all 16-bit classes of ``schedules/tuned/h200.json`` (M from 32 on), but
+`DOUBLING_SECONDS` and `EXCHANGE_SECONDS` to 2,547 runs on both cards, from one row on. At
 four other shapes the first choice takes 1.01 times the fastest of its contest's finals (geometric mean, 1.06
 at worst), and times are 5 % off (median).
 """
 
 TO_FP8: dict[str, float] = {
-    "LAUNCH_SECONDS": 4.08e-07,
-    "OVERLAP": 4.17,
-    "SLAB_CYCLES": 133.0,
-    "DECODE_CYCLES": 0.763,
-    "PROMOTION_SLOTS": 1.4,
-    "PROMOTION_CYCLES": 100.0,
-    "WORK_POWER": 1.99,
+    "LAUNCH_SECONDS": 1.09e-06,
+    "OVERLAP": 3.13,
+    "SLAB_CYCLES": 132,
+    "DECODE_CYCLES": 0.914,
+    "PROMOTION_SLOTS": 0.638,
+    "PROMOTION_CYCLES": 100,
+    "WORK_POWER": 2.91,
     "TENSOR_SHARE": 0.938,
-    "INGEST_BYTES": 222.0,
+    "INGEST_BYTES": 222,
     "FLOP_SECONDS": 1.16e-17,
-    "FILL_SECONDS": 1.78e-06,
+    "FILL_SECONDS": 1.59e-06,
     "MULTICAST_LOSS": 0.159,
     "BLOCK_SECONDS": 1.7e-06,
-    "STEP_CYCLES": 30.0,
+    "STEP_CYCLES": 95,
     "FIRST_BYTE_SECONDS": 1.5e-11,
-    "OUTPUT_SECONDS": 1.34e-10,
-    "EDGE_OVERLAP": 0.416,
-    "CLUSTER_SECONDS": 6.29e-07,
-    "DOUBLING_SECONDS": 1.36e-06,
-    "EXCHANGE_SECONDS": 2.18e-10,
-    "PART_SECONDS": 7.0e-11,
+    "OUTPUT_SECONDS": 4.36e-11,
+    "EDGE_OVERLAP": 0.253,
+    "CLUSTER_SECONDS": 5.9e-08,
+    "DOUBLING_SECONDS": 2.87e-07,
+    "EXCHANGE_SECONDS": 4.05e-10,
+    "PART_SECONDS": 6.14e-11,
     "L2_KEPT": 0.65,
+    "CUT_SECONDS": 4.29e-06,
+    "CUT_OUTPUT_SECONDS": 7.5e-11,
+    "TURNOVER_SECONDS": 2.2e-06,
+    "RING_POWER": 3.65,
 }
 """wgmma: the same where weights are decoded to fp8.
 
-Fitted to 357 runs of int4 on an H200: 88 at four shapes of no tuning row (M = 96 to 1500) and those of
-``schedules/tuned/h200.json``. At 54 points measured afterwards the choices take 1.02 times the fastest of
-those timed there (geometric mean, 1.26 at worst). `STEP_CYCLES`, `FIRST_BYTE_SECONDS` and `BLOCK_SECONDS`
-are read off 37 pairs that differ in `tile_k` and `stages` alone, of the same and later runs. `L2_KEPT` here
-and of `FP8` is read off 10 and 18 kernels by stream-K on an H100
-(``benchmarks/results/h100_stream_tails_2026-11-26.json``), `PART_SECONDS` off 60.
+Fitted to 542 runs of int4 on an H200 and an H100, from one row to 2,048 (benchmarks/README.md).
+`STEP_CYCLES`, `FIRST_BYTE_SECONDS` and `BLOCK_SECONDS` follow from 37 pairs that differ in `tile_k` and
+`stages` alone. `L2_KEPT` here and of `FP8` is read off 10 and 18 kernels by stream-K on an H100
+(``benchmarks/results/h100_stream_tails_2026-11-26.json``).
 """
 
 FP8: dict[str, float] = {

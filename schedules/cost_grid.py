@@ -1,4 +1,4 @@
-"""Blocks of one launch on an NVIDIA GPU, how well they fill it, and times of ``mma`` and ``digits``.
+"""Blocks of one launch on an NVIDIA GPU, how long those of a multiprocessor take, and times of ``mma``.
 
 Bytes that a product brings from DRAM: what L2 holds is not read again.
 
@@ -21,11 +21,8 @@ from schedules.cost import Cost, Traffic, cost_of, decode_ops
 from schedules.footprint import (
     WARPGROUPS,
     block_rows,
-    digit_columns,
     k_blocks,
-    k_slices,
     of_any_n,
-    operand_bytes,
     resources,
 )
 from schedules.layouts import padded
@@ -47,6 +44,53 @@ class Grid(NamedTuple):
     resident: int
     rounds: float
     fill: float
+
+
+class Work(NamedTuple):
+    """Seconds that a multiprocessor spends on the blocks of a launch, by cause.
+
+    chain: Serial latency of one block, were it alone, that other work hides.
+    edge: Start and end of one block, that nothing hides.
+    issue, tensor: Time of the issue slots and of the tensor cores that one block takes from its neighbours.
+    power: How chain and shared units add up: 1 in sequence, 2 partly overlapped.
+    fills: Latency of loading all stages of a block, one after the other.
+    stages, ring: Buffers among which the loads rotate; how the time of their turns joins that of the work.
+    row: What each row of x adds to chain and issue, where blocks copy or split it themselves.
+    """
+
+    chain: float
+    issue: float
+    tensor: float
+    power: float
+    fills: float = 0.0
+    stages: int = 1
+    edge: float = 0.0
+    ring: float = 0.0
+    row: tuple[float, float] = (0.0, 0.0)
+
+    def with_rows(self, rows: int) -> Work:
+        """Return the work of a block that has so many rows of x."""
+        chain, issue = self.row
+        return self._replace(chain=self.chain + rows * chain, issue=self.issue + rows * issue)
+
+    def together(self, blocks: float) -> float:
+        """Return the time of ``blocks`` that run side by side.
+
+        A buffer is asked for again when it has been used: with t per stage and a latency of f,
+        s buffers turn around in f + t, so a stage takes the longer of t and (f + t) / s; a power joins them
+        where it is given.
+        """
+        shared = (blocks * self.issue) ** self.power + (blocks * self.tensor) ** self.power
+        used = float((self.chain**self.power + shared) ** (1 / self.power)) + self.edge
+        paced = (self.fills + used) / self.stages
+        if self.ring and paced:
+            return float((used**self.ring + paced**self.ring) ** (1 / self.ring))
+        return max(used, paced)
+
+    def waves(self, blocks: float, resident: int) -> float:
+        """Return the time of ``blocks``, at most ``resident`` of them at once."""
+        full, rest = divmod(blocks, resident)
+        return (full * self.together(resident) if full else 0.0) + (self.together(rest) if rest else 0.0)
 
 
 def grid_of(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid:
@@ -180,42 +224,3 @@ def _step_seconds(gemm: Gemm, schedule: GpuSchedule, grid: Grid) -> float:
     shallow = 1 + 1 / max(1, schedule.stages - 1)
     steps = padded(gemm.k) / 64
     return -(-grid.rounds // grid.resident) * steps * MMA_STEP_SECONDS * shallow
-
-
-DIGIT_TILE_CYCLES = 115
-"""digits: dependent latency of a period's products and its move to running sums, per tile.
-
-The constants of digits were fitted to 60 runs on an H200, of one to four activation rows.
-"""
-
-DIGIT_STRIP_CYCLES = 2
-"""digits: the same per strip of 16 rows of a warp (breaks ties, not fitted)."""
-
-DIGIT_ISSUE_CYCLES = 4.9
-"""digits: clocks of a scheduler per 16 x 64 weights, whatever the columns: logic in place of decoding."""
-
-DIGIT_COLUMN_CYCLES = 22
-"""digits: the same per eight columns: two products, and running sums."""
-
-DIGIT_SPLIT_CYCLES = 19
-"""digits: clocks of a scheduler per 32 elements of x of 16 bits that a block splits into digits."""
-
-DIGIT_CLUSTER_CYCLES = 1e3
-"""digits: what `GEMV_CLUSTER_CYCLES` is for gemv (two blocks against one at 8192 x 28672, not fitted)."""
-
-DIGIT_BLOCK_CYCLES = 3.57e03
-"""digits: starting a block: its first x, and adding up its slices."""
-
-
-def digits_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[float, float, float]:
-    """Return seconds of a block's longest chain, of its issue slots, and of splitting one row of x."""
-    tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
-    strips = schedule.warp_rows // 16
-    fragments = -(-digit_columns(gemm, schedule) // 8)
-    issue = DIGIT_ISSUE_CYCLES + DIGIT_COLUMN_CYCLES * fragments
-    items = padded(gemm.k) / 32 * (operand_bytes(gemm) - 1 or 0.25)  # of a row of x
-    splitting = DIGIT_SPLIT_CYCLES * items / 4 / schedule.cluster
-    tile = DIGIT_TILE_CYCLES + DIGIT_STRIP_CYCLES * strips
-    chain = tiles * tile + DIGIT_BLOCK_CYCLES + DIGIT_CLUSTER_CYCLES * (schedule.cluster > 1)
-    slots = tiles * strips * schedule.warps / 4 * issue
-    return chain / device.clock, slots / device.clock, splitting / device.clock

@@ -11,7 +11,8 @@ multiprocessor share its issue slots and tensor cores; all share DRAM and L2. Wh
 * a stage's buffer is asked for again when it has been used (`Work.together`).
 
 The constants were fitted by `benchmarks.fit_cost_model`, which names the runs; `schedules.cost_constants` has
-those of ``wgmma`` that decodes to 16 bits and of plain fp8. Samples lie in ``tests/unit``.
+those of ``wgmma`` that decodes and of plain fp8, `schedules.cost_streams` those of ``gemv`` and ``digits``.
+Samples lie in ``tests/unit``.
 ``tcgen05`` is predicted by the same constants with the rates of its device: nothing of it was measured.
 They describe the generated kernels: refit them when an emitter changes. The ``mma`` part is a roofline that
 was not fitted (`schedules.cost_grid`). The model ranks candidates where nothing was measured;
@@ -26,20 +27,18 @@ from math import log2
 from typing import NamedTuple
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import EMULATED, decodes_to_floats, is_timed_by_sixteens, takes_sixteens, weight_bits
+from schedules.codes import decodes_to_floats, is_timed_by_sixteens, takes_sixteens, weight_bits
 from schedules.cost import Cost, Traffic, decode_ops, predict_cpu, traffic_of
 from schedules.cost_amd import predict_amd
 from schedules.cost_constants import DECODED, DENSE, FP8, TO_FP8
-from schedules.cost_grid import Grid, digits_seconds, grid_of, moved_bytes, predict_mma
+from schedules.cost_grid import Grid, Work, grid_of, moved_bytes, predict_mma
+from schedules.cost_streams import digits_work, gemv_loss, gemv_work, streaming
 from schedules.footprint import (
     FP8_INTERVAL,
     SLICED,
     SWIZZLE_ROW,
     WARPGROUPS,
-    block_rows,
     carries,
-    k_slices,
-    launch_registers,
     math_registers,
     of_any_n,
     operand_bytes,
@@ -149,57 +148,6 @@ L2_KEPT = 1.0
 L2_SHARE = 1.0
 """wgmma: bandwidth of L2 over what `targets` states as sustained."""
 
-GEMV_START_SECONDS = 1.68e-06
-"""gemv: a launch that overlaps the end of the one before it, with nothing to do."""
-
-GEMV_TILE_CYCLES = 281
-"""gemv: dependent latency of one packed tile of a warp: x fragments, decode, products in a chain."""
-
-GEMV_ISSUE_CYCLES = 3.44
-"""gemv: issue slots per fragment of 16 x 64 weights, decoding aside."""
-
-GEMV_DECODE_CYCLES = 0.988
-"""gemv: issue slots per vector operation of a decode."""
-
-GEMV_SUM_CYCLES = 4.91
-"""gemv, scales on the accumulator: issue slots per sum of a thread and group."""
-
-GEMV_WIDEN_CYCLES = 45
-"""gemv, fp8 on a chip that multiplies it as float16: issue slots per tile of a warp and eight rows of x."""
-
-GEMV_BLOCK_CYCLES = 1.27e03
-"""gemv: starting a block, and adding up its slices."""
-
-GEMV_RAMP_CYCLES = 397
-"""gemv: latency of a block per stage and strip: its first loads, and the guarded turn at its end."""
-
-GEMV_TOKEN_CYCLES = 0.0108
-"""gemv: latency of a block per byte of x that it passes through its buffers."""
-
-GEMV_COPY_CYCLES = 0.0273
-"""gemv: the same, in time that it takes from its neighbours."""
-
-GEMV_CLUSTER_CYCLES = 3.5e3
-"""gemv: launching a cluster, its two barriers, and reading the other block's sums (not fitted)."""
-
-GEMV_TIGHT_LOSS = 0.4
-"""gemv: share of time lost where the estimate of registers exceeds what a thread can have."""
-
-GEMV_POWER = 1.17
-"""gemv: how chain and issue slots add up, see `Work`."""
-
-GEMV_OVERLAP = 4.69
-"""gemv: the same as `OVERLAP`."""
-
-GEMV_CROWDED = 0.5
-"""gemv: by how much of the room left on a multiprocessor blocks lie closer than spread evenly.
-
-A grid's blocks come while those of the launch before it leave: the first multiprocessor with room takes them.
-"""
-
-GEMV_UNIT_SHARE = 1.1
-"""gemv: what one multiprocessor can read, as a multiple of its even share of DRAM's bandwidth."""
-
 
 def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
     """Predict the time of one call.
@@ -232,55 +180,6 @@ def forget() -> None:
         kept.cache_clear()
 
 
-class Work(NamedTuple):
-    """Seconds that a multiprocessor spends on the blocks of a launch, by cause.
-
-    chain: Serial latency of one block, were it alone, that other work hides.
-    edge: Start and end of one block, that nothing hides.
-    issue, tensor: Time of the issue slots and of the tensor cores that one block takes from its neighbours.
-    power: How chain and shared units add up: 1 in sequence, 2 partly overlapped.
-    fills: Latency of loading all stages of a block, one after the other.
-    stages, ring: Buffers among which the loads rotate; how the time of their turns joins that of the work.
-    row: What each row of x adds to chain and issue, where blocks copy or split it themselves.
-    """
-
-    chain: float
-    issue: float
-    tensor: float
-    power: float
-    fills: float = 0.0
-    stages: int = 1
-    edge: float = 0.0
-    ring: float = 0.0
-    row: tuple[float, float] = (0.0, 0.0)
-
-    def with_rows(self, rows: int) -> Work:
-        """Return the work of a block that has so many rows of x."""
-        chain, issue = self.row
-        return Work(
-            self.chain + rows * chain, self.issue + rows * issue, self.tensor, self.power, row=self.row
-        )
-
-    def together(self, blocks: float) -> float:
-        """Return the time of ``blocks`` that run side by side.
-
-        A buffer is asked for again when it has been used: with t per stage and a latency of f,
-        s buffers turn around in f + t, so a stage takes the longer of t and (f + t) / s; a power joins them
-        where it is given.
-        """
-        shared = (blocks * self.issue) ** self.power + (blocks * self.tensor) ** self.power
-        used = float((self.chain**self.power + shared) ** (1 / self.power)) + self.edge
-        paced = (self.fills + used) / self.stages
-        if self.ring and paced:
-            return float((used**self.ring + paced**self.ring) ** (1 / self.ring))
-        return max(used, paced)
-
-    def waves(self, blocks: float, resident: int) -> float:
-        """Return the time of ``blocks``, at most ``resident`` of them at once."""
-        full, rest = divmod(blocks, resident)
-        return (full * self.together(resident) if full else 0.0) + (self.together(rest) if rest else 0.0)
-
-
 PARTS = ("launch", "dram", "l2", "latency", "decode", "core")
 """Parts of the model's time on an NVIDIA GPU, but for those of ``mma``."""
 
@@ -291,10 +190,10 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     grid = grid_of(gemm, device, schedule, m)
     if schedule.pipeline == "gemv":
         room = min(grid.resident, grid.blocks) - grid.rounds
-        grid = grid._replace(rounds=grid.rounds + GEMV_CROWDED * max(0, room))
+        grid = grid._replace(rounds=grid.rounds + streaming(gemm)["CROWDED"] * max(0, room))
     traffic = traffic_of(gemm, m)
     moved = moved_bytes(device, schedule, traffic, grid, _constants(gemm)["L2_KEPT"])
-    dram = _dram_seconds(device, schedule, moved, grid)
+    dram = _dram_seconds(gemm, device, schedule, moved, grid)
     l2 = _l2_seconds(device, schedule, traffic, grid)
     if schedule.pipeline == "mma":
         memory = {"dram": dram, "l2": l2, "launch": LAUNCH_SECONDS}
@@ -333,8 +232,8 @@ class Terms(NamedTuple):
 def _terms(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Terms:
     stretch = _loss(gemm, schedule)
     if schedule.pipeline in SLICED:
-        work = (_gemv_work if schedule.pipeline == "gemv" else _digits_work)(gemm, device, schedule)
-        return Terms(work, GEMV_START_SECONDS, GEMV_OVERLAP, 1.0, stretch, 0.0)
+        work = (gemv_work if schedule.pipeline == "gemv" else digits_work)(gemm, device, schedule)
+        return Terms(work, streaming(gemm)["START_SECONDS"], streaming(gemm)["OVERLAP"], 1.0, stretch, 0.0)
     work, own = _wgmma_work(gemm, device, schedule), _constants(gemm)
     flops = 2.0 * schedule.tile_n * schedule.tile_m * gemm.k  # those on padding included
     power = own["FLOP_SECONDS"] * flops * _efficiency(gemm, device, schedule)
@@ -344,7 +243,7 @@ def _terms(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Terms:
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
     """Return by what the work of a multiprocessor is stretched."""
     if schedule.pipeline == "gemv":
-        return 1 + GEMV_TIGHT_LOSS * (registers_per_thread(gemm, schedule) > launch_registers(schedule.warps))
+        return gemv_loss(gemm, schedule)
     if schedule.pipeline not in WARPGROUPS:
         return 1.0
     return (1 + _constants(gemm)["MULTICAST_LOSS"] * (schedule.cluster > 1)) * (
@@ -453,38 +352,12 @@ def _edge_seconds(gemm: Gemm, schedule: GpuSchedule) -> float:
     )
 
 
-def _gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
-    """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
-    tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
-    strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
-    wide = gemm.activation.startswith("fp8") and device.compute_capability in EMULATED
-    issue = GEMV_ISSUE_CYCLES * schedule.tile_m / 8
-    issue += 32 * decode_ops(gemm, schedule.placement) * GEMV_DECODE_CYCLES
-    issue = 2 * issue + GEMV_WIDEN_CYCLES * schedule.tile_m / 8 / strips if wide else issue
-    if promotes(gemm, schedule):
-        groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
-        issue += max(0.5, groups) * schedule.tile_m / 2 * GEMV_SUM_CYCLES
-    ramp = GEMV_BLOCK_CYCLES + GEMV_RAMP_CYCLES * min(schedule.stages, tiles) * strips
-    chain = tiles * GEMV_TILE_CYCLES + ramp
-    chain += GEMV_CLUSTER_CYCLES * (schedule.cluster > 1)
-    slots = tiles * strips * schedule.warps / 4 * issue  # per scheduler
-    copied = padded(gemm.k) * operand_bytes(gemm) / schedule.cluster / device.clock
-    row = (GEMV_TOKEN_CYCLES * copied, GEMV_COPY_CYCLES * copied)
-    return Work(chain / device.clock, slots / device.clock, 0.0, GEMV_POWER, row=row)
-
-
-def _digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
-    """Return the work of one block: every warp multiplies the codes of its rows and slice in place."""
-    chain, slots, splitting = digits_seconds(gemm, device, schedule)
-    return Work(chain, slots, 0.0, GEMV_POWER, row=(splitting, splitting))
-
-
-def _dram_seconds(device: TileDevice, schedule: GpuSchedule, moved: int, grid: Grid) -> float:
+def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, moved: int, grid: Grid) -> float:
     """Time to stream from DRAM, limited by the bytes that the resident blocks keep in flight."""
     dram = device.layer("dram")
     bandwidth = dram.bandwidth * dram.sustained
     if schedule.pipeline in SLICED:  # their chain has a fetch latency; the busiest multiprocessor decides
-        share = grid.rounds * device.units / grid.blocks / GEMV_UNIT_SHARE
+        share = grid.rounds * device.units / grid.blocks / streaming(gemm)["UNIT_SHARE"]
         return moved / bandwidth * max(1.0, share)
     in_flight = min(grid.blocks, device.units * grid.resident) * grid.stage * max(1, schedule.stages - 1)
     return moved / min(bandwidth, in_flight / dram.latency)

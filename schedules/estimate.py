@@ -136,7 +136,7 @@ class Estimator:
 
     rows: Measurements of the problem's class.
     akin: Those of other classes, and the problem of that class, the most alike first: they serve for few rows
-        of x where the own class has none at a near shape.
+        of x where the model is not close and the own class has none at a near shape.
     exact: Whether this very shape was measured.
     close: Whether tiles follow M by sixteens, as those did to which the model of many rows is fitted well.
     """
@@ -158,7 +158,7 @@ class Estimator:
         self._lean = 1.0 if self.exact else LEAN
         self.close = "wgmma" in device.features and takes_sixteens(gemm)
         self._typical_many = _typical(self._corrections, UNTRIED_MANY, ALIKE_ROWS)
-        self._few = None if legal else self._borrowed(akin)
+        self._few = None if legal or self.close else self._borrowed(akin)
 
     def _borrowed(self, akin: Iterable[tuple[Gemm, Sequence[Measurement]]]) -> Estimator | None:
         """Return the estimator for few rows of x that what was measured of the likest class gives."""
@@ -197,17 +197,15 @@ class Estimator:
         return found is not None and found.least <= m
 
     def compares(self, pipeline: str, m: int) -> bool:
-        """Tell whether estimates of a pipeline compare with those of others: it was timed near M."""
+        """Tell whether estimates of a pipeline compare with others: by the model, or by times near M."""
         source = self if self._few is None else self._few
-        return self.overlaps(m) and source._levels.compares(pipeline, m)
+        return self.overlaps(m) and (self.close or source._levels.compares(pipeline, m))
 
     def overlaps(self, m: int) -> bool:
         """Tell whether pipelines overlap at M, and kernels of both were timed for such codes and operands."""
         if m > ALIKE_ROWS:
             return False
-        if m <= STREAMED_ROWS:
-            return self.close and lane_of(self.gemm.activation) == 8
-        return self.close or lane_of(self.gemm.activation) == 16
+        return self.close or (m > STREAMED_ROWS and lane_of(self.gemm.activation) == 16)
 
     def _level(self, pipeline: str, m: int) -> tuple[float, float]:
         """Return how far the model is off, and how much slower what was not timed counts."""
@@ -234,13 +232,12 @@ class Estimator:
             return self._few.seconds(schedule, m)
         found = self._corrections.get(schedule)
         predicted = predict(self.gemm, self.device, schedule, m).seconds
-        close = self.close and m > ALIKE_ROWS
-        if close and not self._known:
+        if self.close and not self.exact:
             return predicted
         level, untried = self._level(schedule.pipeline, m)
         if found is not None:
             return exp(self._lean * log(found.at(m)) + (1 - self._lean) * log(level)) * predicted
-        if close and not self.knows(m):
+        if self.close and m > ALIKE_ROWS and not self.knows(m):
             return self._typical_many * predicted
         if not self._surrounds(m):
             return untried * level * predicted

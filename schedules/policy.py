@@ -128,10 +128,6 @@ FOREIGN_SECONDS = 1e3
 FAR_BEHIND = 3.0
 """How much slower than the fastest at some M a kernel is that need not compete at others."""
 
-LATE_WGMMA = 1.25
-"""What wgmma takes for few rows beside gemv over what the models of both say (1.1 to 1.6: int4, four shapes,
-M = 1 to 16, on an H200)."""
-
 EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
     1: (
         GpuSchedule("gemv", 8, stages=2, warps=8, split_k=4, warp_rows=32),
@@ -357,11 +353,13 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     pool = _pool_of_one_order(gemm, device) if gemm.batch_invariant else _pool(gemm, device, estimator)
     expected = partial(_predicted, gemm, device) if gemm.batch_invariant else partial(_expected, estimator)
     costs = np.array([[expected(schedule, m) for m in grid] for schedule in pool])
-    # Estimates of few rows have corrections of their own, yet no kernel takes longer than with more rows. Of
-    # 16-bit x, those of tiles are marked up where gemv serves: lifted from large tiles alone, they mislead.
+    # No kernel takes longer than with more rows, so that none that serves more is faster than what is chosen.
+    # Where this shape was timed, the times at each M decide; where pipelines were not timed beside each
+    # other, those of kernels that stream no weights say nothing of few rows.
     least = np.minimum.accumulate(costs[:, ::-1], axis=1)[:, ::-1]
-    lifted = np.array([lane_of(gemm.activation) == 8 or _streams(schedule) for schedule in pool])
-    costs = np.where(lifted[:, None] & (np.array(grid) <= STREAMED_ROWS), least, costs)
+    lifted = np.array([(estimator.close and not estimator.exact) or _streams(one) for one in pool])
+    few = (np.array(grid) <= STREAMED_ROWS) & (lane_of(gemm.activation) == 8)
+    costs = np.where(lifted[:, None] | few, least, costs)
     plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
     close = MOST_CLOSE, PLAIN_GAIN if plain else CLOSE_GAIN
     most, gain = close if estimator.close else (MOST_SCHEDULES, GAIN)
@@ -401,7 +399,7 @@ def _expected(estimator: Estimator, schedule: Schedule, m: int) -> float:
 
 def _predicted(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> float:
     """Return the time that the model predicts: what was measured chose among kernels of other orders too."""
-    return predict(gemm, device, schedule, m).seconds * _lateness(schedule, m)
+    return predict(gemm, device, schedule, m).seconds
 
 
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
@@ -459,14 +457,7 @@ def _with_dealt(gemm: Gemm, device: TileDevice, m: int) -> list[Candidate]:
     near = [each for each in ranked if each.cost.seconds < FAR_BEHIND * ranked[0].cost.seconds]
     more = (other for each in near for other in dealt(gemm, device, each.schedule))
     every = [*near, *(Candidate(each, predict(gemm, device, each, m)) for each in more)]
-    late = (Candidate(each, cost._replace(seconds=cost.seconds * _lateness(each, m))) for each, cost in every)
-    return sorted(late, key=_order)
-
-
-def _lateness(schedule: Schedule, m: int) -> float:
-    """Return what a kernel takes over what its model says, where models of several pipelines compare."""
-    wgmma = isinstance(schedule, GpuSchedule) and schedule.pipeline == "wgmma"
-    return LATE_WGMMA if wgmma and m <= STREAMED_ROWS else 1.0
+    return sorted(every, key=_order)
 
 
 def _merged(entries: Iterable[tuple[int, Schedule]]) -> Plan:

@@ -13,6 +13,7 @@ from ladder.ir.windows import Windows
 from schedules.cost import convert_ops, minimum_bytes
 from schedules.cost_model import predict
 from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule, proposal, tile_program
+from schedules.estimate import Estimator
 from schedules.footprint import SLICED, resources
 from schedules.legal import check_legal, is_legal
 from schedules.policy import (
@@ -24,9 +25,10 @@ from schedules.policy import (
     schedule_transform,
 )
 from schedules.schedule import GpuSchedule, TransformList, parse_plan
+from schedules.segments import SWITCH, m_grid
 from schedules.tilings import pipelines_for, tilings
 from schedules.tuning import TuningDatabase
-from targets import get_device, list_devices
+from targets import TileDevice, get_device, list_devices
 from tile_types.errors import ConversionError, ScheduleError
 
 H200 = get_device("cuda/sm_90a")
@@ -341,7 +343,20 @@ def test_few_rows_of_fp8_are_multiplied_by_warpgroups_where_those_were_faster(n:
     assert (schedule.pipeline, schedule.tile_m) == ("wgmma", 8)
 
 
-def test_no_kernel_counts_as_slower_for_fewer_rows() -> None:
-    """H200, int4 x float16, 13824x5120, one row: the kernel of two takes 12.4 microseconds, digits 13.5."""
-    plan = make_plan(Gemm(13824, 5120, "int4", group_size=128), H200, TuningDatabase())
-    assert plan.schedule_for(1) == plan.schedule_for(2)
+@pytest.mark.parametrize("device", [H200, get_device("cuda/sm_90a:h100")], ids=["h200", "h100"])
+@pytest.mark.parametrize(
+    ("weight", "zero", "n", "k"),
+    [("int3", "none", 7168, 6784), ("int4", "none", 24704, 3200), ("uint4", "integer", 1792, 4352)],
+)
+def test_no_rows_are_expected_to_take_longer_than_more_rows(
+    weight: str, zero: str, n: int, k: int, device: TileDevice
+) -> None:
+    """H100: int3, M = 12 took 1.30 times what M = 20 took, int4, M = 8 1.24 times."""
+    gemm = Gemm(n, k, weight, zero=zero, group_size=128)
+    tuning = TuningDatabase()
+    plan, estimator = make_plan(gemm, device, tuning), Estimator(gemm, device)
+    assert not any((row.n, row.k) == (n, k) for row in tuning.measurements(device, gemm))
+    grid = m_grid(1024)
+    taken = [estimator.seconds(plan.schedule_for(m), m) for m in grid]
+    for at, seconds in enumerate(taken):
+        assert seconds <= (1 + SWITCH) * min(taken[at:]), grid[at]
