@@ -120,17 +120,16 @@ class Record:
         return self.graph is not None and "open" in self.graph.meta
 
     def changes(self, met: dict[Record, set[int] | None] | None = None) -> set[int] | None:
-        """Return the numbers of the roots that a run from here to the end changes, as far as is recorded.
-
-        None if it changes anything else outside. `met`: what is known of records; loops come back to them.
-        """
+        """Return the numbers of the roots that a run from here to the end changes; None if unknown."""
         met = {} if met is None else met
-        if self not in met:
+        if not self.unseen or len(met) >= MAX_RECORDS:
+            return None
+        if self not in met:  # what is known of records: loops come back to them
             met[self] = set()
             later = [each.changes(met) for point in self.follows[:1] for each in point.known()]
             numbers = {number for found in later for number in found or () if number < len(self.handed)}
             found = {*self.changed, *(self.handed[number] for number in numbers)}
-            known = self.unseen and None not in later and None not in found
+            known = None not in later and None not in found
             met[self] = {number for number in found if number is not None and number >= 0} if known else None
         return met[self]
 
