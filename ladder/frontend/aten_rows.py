@@ -378,6 +378,11 @@ def _sign(im: Importer, out: str, x: str) -> Any:
     return im.arithmetic("sub", [im.cast(above, out), im.cast(below, out)], out)
 
 
+def _whole(name: str) -> Row:
+    """Return the row of a function that leaves whole numbers as they are."""
+    return lambda im, out, x: im.floats(name, [x], out) if out.startswith(("float", "bfloat")) else x
+
+
 def _ceiling(im: Importer, out: str, x: str) -> Any:
     if not out.startswith(("float", "bfloat")):
         return None
@@ -412,8 +417,7 @@ ROWS: dict[str, Row] = {
     # A view that torch negates where it is read, as of what is conjugate; kernels read memory as it is.
     **{f"{name}.default": lambda im, out, x: im.arithmetic("neg", [x], out) for name in ("neg", "_neg_view")},
     "abs.default": lambda im, out, x: im.arithmetic("abs", [x], out),
-    "round.default": lambda im, out, x: im.floats("round", [x], out),
-    "floor.default": lambda im, out, x: im.floats("floor", [x], out),
+    **{f"{name}.default": _whole(name) for name in ("round", "floor")},
     "ceil.default": _ceiling,
     "sign.default": _sign,
     "relu.default": lambda im, out, x: im.arithmetic("relu", [x], out),

@@ -11,6 +11,7 @@ Imports nothing of Ladder but where a pass for CUDA runs: the process that compi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 PIPELINE = "ladder"
@@ -36,7 +37,7 @@ PACKING = ("LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegal
 """Up to functions that take and return what TVM's runtime hands over."""
 
 HOST, DEVICE = ("LowerTVMBuiltin",), ("LowerWarpMemory", "LowerIntrin")
-"""After that, on each side; last come `open_quotients` and ``LowerIntrin``, on the device `known_bits`."""
+"""After that, on each side; last come `open_quotients`, ``LowerIntrin`` and `known_bits`."""
 
 LEFT_TO_LLVM = ("CommonSubexprElim",)
 """Pass whose work LLVM does itself: it takes a third of a build for CPUs."""
@@ -96,7 +97,7 @@ def context(target: Any) -> Any:
 
 def _running(module: Any) -> Any:
     whole = _sequence(LOWERING, offsets_in_indices(), registers_per_lane(), bfloat16_in_bindings())(module)
-    return _sequence(NARROWING)(whole)
+    return _sequence(NARROWING, spread_bfloat16())(whole)
 
 
 def _stages() -> tuple[Any, Any, Any]:
@@ -107,7 +108,7 @@ def _stages() -> tuple[Any, Any, Any]:
         return _sequence((*SPLITTING, *PACKING))(_running(module))
 
     whole = tvm.transform.module_pass(passes, opt_level=0, name="ladder.Passes")
-    host = (open_quotients(), _pass("LowerIntrin"))
+    host = (open_quotients(), _pass("LowerIntrin"), known_bits())
     return whole, lambda: _sequence(HOST, *host), lambda: _sequence(DEVICE, known_bits())
 
 
@@ -233,20 +234,22 @@ def _below(e: Any) -> Any:
 
 
 def known_bits() -> Any:
-    """Return the pass that computes the bits of known numbers for CUDA: C++ takes no address of them."""
+    """Return the pass that computes the bits of known numbers.
+
+    CUDA C++ takes no address of them; LLVM has constants of any bits, but TVM takes a known 0 for a pointer.
+    """
     from tvm import ir
     from tvm_ffi import structural_map
 
     def rewritten(function: Any) -> Any:
-        if function.attrs["target"].kind.name != "cuda":  # LLVM has constants of any bits
-            return function.body
-        return structural_map(function.body, (ir.Call, _bits_if_known))
+        every = function.attrs["target"].kind.name == "cuda"
+        return structural_map(function.body, (ir.Call, partial(_bits_if_known, every=every)))
 
     return _own_pass("KnownBits", rewritten)
 
 
-def _bits_if_known(call: Any) -> Any:
-    """Return the bits of a number in another type, if they are known; any other call as it is."""
+def _bits_if_known(call: Any, *, every: bool) -> Any:
+    """Return the bits of a number in another type where it is known (``every``, or 0); others as they are."""
     from tvm import ir, tirx
 
     from ladder.ir.scalars import reinterpreted
@@ -256,7 +259,7 @@ def _bits_if_known(call: Any) -> Any:
     value, dtype = call.args[0], str(call.ty.dtype)
     wide = isinstance(value, tirx.Broadcast)
     known = value.value if wide else value
-    if not isinstance(known, tirx.IntImm | tirx.FloatImm):
+    if not isinstance(known, tirx.IntImm | tirx.FloatImm) or (known.value and not every):
         return call
     bits = reinterpreted(dtype.rpartition("x")[0] if wide else dtype, known)
     return tirx.Broadcast(bits, value.lanes) if wide else bits
@@ -280,6 +283,29 @@ def bfloat16_in_bindings() -> Any:
         return structural_map(function.body, (tirx.Bind, spelled))
 
     return _own_pass("BFloat16InBindings", rewritten)
+
+
+def spread_bfloat16() -> Any:
+    """Return the pass that repeats the bits of a bfloat16 in vectors of CPUs.
+
+    TVM's `BF16StorageLegalize` takes the bits for the element, and leaves the vector's type as it was.
+    """
+    from tvm import tirx
+    from tvm.script import tirx as T
+    from tvm_ffi import structural_map
+
+    def spread(vector: Any) -> Any:
+        if str(vector.value.ty.dtype) != "bfloat16":
+            return vector
+        bits = tirx.Broadcast(T.reinterpret("uint16", vector.value), vector.lanes)
+        return T.reinterpret(str(vector.ty.dtype), bits)
+
+    def rewritten(function: Any) -> Any:
+        if function.attrs["target"].kind.name != "llvm":
+            return function.body
+        return structural_map(function.body, (tirx.Broadcast, spread))
+
+    return _own_pass("SpreadBFloat16", rewritten)
 
 
 def _spelled_out(cast: Any) -> Any:

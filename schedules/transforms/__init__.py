@@ -74,5 +74,6 @@ def apply_all(program: TileProgram, transforms: Sequence[Transform], device: Til
     Raises ScheduleError if a transform may not be applied; the message begins with it.
     """
     for transform in transforms:
+        transform.check(not program.product[0].by, "the instruction is chosen already; it comes last")
         program = transform.apply(program, device)
     return program

@@ -191,7 +191,6 @@ class Place(Transform):
         self.check(self.level in LOCAL, f"levels are {', '.join(LOCAL)}")
         self.check(self.tile in ("x", "w", "acc", "total"), "tiles are x, w, acc and total")
         product, loops = program.product
-        self.check(not product.by, "the instruction is chosen already; place before")
         names = {"x": product.left, "w": product.right, "acc": product.total, "total": "total"}
         operand = program.operand(names[self.tile])
         levels = (MEMORY, *LOCAL)

@@ -452,3 +452,39 @@ def many_iterations():
         return x
 
     return calls(fn, lambda: (normal(3), 100), lambda: (normal(3), 100), lambda: (normal(3), 50))
+
+
+@program
+def whole_numbers_rounded():
+    """Beyond 2**53, where no float has them."""
+
+    def given():
+        return (torch.tensor([2**63 - 1, -(2**63), 2**62 + 1, 5]),)
+
+    return calls(lambda x: (x.floor(), x.round(), x.floor() + x), *[given] * 3)
+
+
+@program
+def narrow_constants_stored():
+    def fn(x):
+        narrow = x.to(torch.bfloat16)
+        narrow[1:] = 255
+        return narrow
+
+    return calls(fn, *[lambda: (torch.arange(40.0),)] * 3)
+
+
+@program
+def indices_that_are_known():
+    def fn(x):
+        x.narrow(-1, 0, 1).zero_()
+        return x.index_fill(0, x.flatten()[:2].long().abs() % 8, 3)
+
+    return calls(fn, *[lambda: (torch.arange(64, dtype=torch.int32).view(8, 8),)] * 3)
+
+
+@program
+def convolved_with_itself():
+    return calls(
+        lambda x: torch.nn.functional.conv1d(x, x), *[lambda: (torch.arange(8.0).view(2, 2, 2),)] * 3
+    )

@@ -54,6 +54,7 @@ ALWAYS = (
         "module_hooks_all",
     ),
     *("written_views_that_no_schema_tells", "written_arguments_that_overlap_themselves"),
+    *("whole_numbers_rounded", "narrow_constants_stored", "indices_that_are_known", "convolved_with_itself"),
     *("numbers_without_axes_turned_around", "mutated_then_error"),
     *("varying_int_types", "weird_constants", "tensor_method_patched"),
 )

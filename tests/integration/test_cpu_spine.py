@@ -127,6 +127,8 @@ def test_every_transform_decides(name: str) -> None:
 
 def test_a_later_transform_may_be_refused_for_an_earlier_one() -> None:
     schedule = schedule_of(GOLDEN[0])
-    twice = TransformList((*schedule.transforms, Place("w", "cache")))
-    with pytest.raises(LadderError, match="place w in cache: the instruction is chosen already"):
-        tir(GOLDEN[0], twice)
+    late = (Place("w", "cache"), Slice("m", 2, "loop"), Convert("x", "float32", "widening"))
+    for transform in (*late, schedule.transforms[-1]):
+        twice = TransformList((*schedule.transforms, transform))
+        with pytest.raises(LadderError, match=f"{transform}: the instruction is chosen already"):
+            tir(GOLDEN[0], twice)

@@ -128,3 +128,46 @@ def test_an_error_for_some_numbers_and_sizes_is_none_for_others(name: str) -> No
                 compiled(x, number)
         else:
             assert torch.equal(compiled(x, number), wanted)
+
+
+def quotient_behind_a_branch(x: torch.Tensor) -> Any:
+    part = x[1:]
+    if part.any() > 0:  # noqa: SIM108 -- the branch is joined as a statement
+        moved = part + 1
+    else:
+        moved = part - 1
+    quotient = 255 // moved
+    return part * 2, moved, quotient
+
+
+def halves_that_may_not_fit(x: torch.Tensor) -> Any:
+    halves = x * 2
+    halves.chunk(2, -1)[0].copy_(halves.chunk(2, -1)[-1])
+    return (halves,)
+
+
+QUOTIENTS = (
+    [[-5, 0, -2, 1], [3, -5, 4, -4], [-5, 5, 3, -2], [-2, 1, 1, -4]],
+    [[4, -5, 4, 4], [0, 3, -3, -2], [0, 1, -1, 2], [-3, -5, -5, -2]],
+    [[-2, 4], [-3, 2]],
+    [[1, 1, -3, 2], [4, 2, 3, 4], [-4, 1, 0, -4], [2, -2, 3, -3]],
+)
+HALVES = [1, 2, 3, 4], [4, 3, 2, 1], [1, 2, 3, 4, 5, 6, 7], [5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("program", "given"), [(quotient_behind_a_branch, QUOTIENTS), (halves_that_may_not_fit, HALVES)]
+)
+def test_what_fails_in_one_call_is_right_in_the_next(program: Any, given: Any) -> None:
+    fast = ladder.compile(program)
+    for numbers in given:
+        with torch.no_grad():
+            found, expected = (called(run, torch.tensor(numbers)) for run in (fast, program))
+        torch.testing.assert_close(found, expected)
+
+
+def called(run: Any, x: torch.Tensor) -> Any:
+    try:
+        return run(x)
+    except RuntimeError as error:
+        return [torch.empty(0), len(str(error))]

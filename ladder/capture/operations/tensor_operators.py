@@ -288,6 +288,8 @@ def _failed(
     """Raise what an operator has raised; unless it does so `always`, the graph breaks there."""
     if always:
         raise error
+    if vm.aside:
+        raise Abandoned("an operator failed on a side of a branch") from error
     graph_break = try_break(vm, function, args, kwargs, "push", "an operator failed")
     if graph_break is not None:
         finish(vm, graph_break, error)

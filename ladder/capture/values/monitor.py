@@ -69,6 +69,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if may_raise(func, args):
             self.risks.append(uses(name, args))
         written_to: list[torch.Tensor] = []
+        counted = self.counted.copy()
         for place, argument in enumerate(func._schema.arguments):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written or ("batch_norm" in name and argument.name.startswith("running")):
@@ -77,7 +78,11 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.unwritten is not None and (self.random or not self.mutated.isdisjoint(self.unwritten)):
             raise Refused
         before = [*map(place_of, written_to)]
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except Exception:
+            self.counted = counted  # versions grow once an operator has run
+            raise
         pairs = zip(written_to, before, strict=True)
         self.moved += [(item, place) for item, place in pairs if place_of(item) != place]
         return result

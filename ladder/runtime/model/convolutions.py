@@ -52,10 +52,11 @@ def convolution_run(part: Subgraph, now: CallSizes, lasting: Mapping[str, Keep])
     graph = part.graph
     shape = now.numbers(graph.tile(graph.outputs[0]).shape)
     by = dict(part.roles).get("by")
-    if by is None:
-        return _channels_first(_plain(part), shape)
-    found = as_fused_convolution(graph)
     order = [node.name for node in graph.inputs]
+    if by is None:
+        alone = _channels_first(_plain(part), shape)
+        return alone if len(order) > 1 else lambda x: alone(x, x)
+    found = as_fused_convolution(graph)
     roles = (found.x, found.weight, found.bias, found.residual)
     places = [order.index(name) if name else None for name in roles]
     weight = graph.tile(found.weight)
