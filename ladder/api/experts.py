@@ -67,17 +67,16 @@ class GroupedMatmul:
         **options: Any,
     ) -> None:
         gemm = replace(gemm_for(N, K, weight, activation, **options), experts=E, masked=masked)
-        self._take(Request(gemm, "" if target is None else get_device(target).name, plan))
+        self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
+        self._facts = Facts.of(self.request)
 
     @classmethod
     def of(cls, gemm: Gemm) -> Self:
         """Return the operator of a normal form with experts."""
         operator = cls.__new__(cls)
-        operator._take(Request(gemm))
+        operator.request = Request(gemm)
+        operator._facts = Facts.of(operator.request)
         return operator
-
-    def _take(self, request: Request) -> None:
-        self.request, self._facts = request, Facts.of(request)
 
     @property
     def gemm(self) -> Gemm:

@@ -21,9 +21,9 @@ shuffles and two barriers, no measurement."""
 STORED = 1e5
 """Bytes that a block stores in a microsecond: 64 in a cycle."""
 
-Lower = Callable[[Graph, str, Gemm, tuple[Shape, ...]], str]
-"""(Chain, the result that is multiplied, product, shapes of results that repeat that one's rows) -> how the
-kernel is described; empty if there is none."""
+Lower = Callable[[Graph, str, Gemm, tuple[Shape, ...], float], str]
+"""(Chain, the result that is multiplied, product, shapes of results that repeat that one's rows, microseconds
+saved) -> how the kernel is described; empty if there is none."""
 
 Before = tuple[Subgraph, str, list[Subgraph]]
 """A chain, its result that a product multiplies, and the views between them."""
@@ -37,9 +37,9 @@ def with_prologues(
     links = _Links(graph, parts)
     for part in parts:
         joined = links.chain_before(part)
-        if joined is None or not pays(joined[0], joined[1], device):
+        if joined is None or (saved := saved_us(joined[0], joined[1], device)) <= 0:
             continue
-        whole = _joined(graph, part, joined, links.read_beside(part, joined), lower)
+        whole = _joined(graph, part, joined, links.read_beside(part, joined), lower, saved)
         if whole is not None:
             gone = {id(item) for item in (*joined[2], joined[0])}
             found = [whole if item is part else item for item in found if id(item) not in gone]
@@ -47,15 +47,15 @@ def with_prologues(
     return found
 
 
-def pays(chain: Subgraph, value: str, device: TileDevice) -> bool:
-    """Tell whether a product that computes a chain's rows is predicted to save time."""
+def saved_us(chain: Subgraph, value: str, device: TileDevice) -> float:
+    """Return the microseconds that a product is predicted to save that computes a chain's rows."""
     graph, own = chain.graph, _inner(chain, value)
     rows = product(graph.tile(own).shape[:-1])
     others = [graph.tile(result) for result in graph.outputs if result != own]
     if not isinstance(rows, int) or not all(isinstance(product(tile.shape), int) for tile in others):
-        return False
+        return 0.0
     stored = sum(tile.nbytes for tile in others)
-    return rows * ROW_US + stored / STORED < chain_us(graph, device)
+    return chain_us(graph, device) - rows * ROW_US - stored / STORED
 
 
 def _inner(part: Subgraph, value: str) -> str:
@@ -126,7 +126,7 @@ def _copies(graph: Graph, result: str, value: str) -> bool:
 
 
 def _joined(
-    graph: Graph, part: Subgraph, before: Before, kept: Sequence[str], lower: Lower
+    graph: Graph, part: Subgraph, before: Before, kept: Sequence[str], lower: Lower, saved: float
 ) -> Subgraph | None:
     """Return a product with its prologue; None if no kernel computes both.
 
@@ -139,7 +139,7 @@ def _joined(
     computed = [result for result in kept if result not in copies]
     rest = tuple(_inner(chain, r) for r in chain.outputs if r == value or r in computed)
     shapes = tuple(graph.tile(result).shape for result in copies)
-    text = lower(needed(chain.graph, rest), own, part.gemm, shapes)
+    text = lower(needed(chain.graph, rest), own, part.gemm, shapes, saved)
     if not text:
         return None
     items = (chain, *views, part)

@@ -350,10 +350,11 @@ def gated_schedule(gemm: Gemm, device: TileDevice, m: int) -> Schedule | None:
     That is where other pipelines are for so many rows. What serves the product without its gate serves this
     one too, if it can: then nothing but the epilogue changes.
     """
+    from schedules.dense import CHAIN
     from schedules.legal import is_legal
     from schedules.rules import serves
 
-    plain = plan_for(Request(replace(gemm, gate="", gate_last=False), device.name)).schedule_for(m)
+    plain = streaming_schedule(replace(gemm, gate="", gate_last=False), device, m, CHAIN)
     if not isinstance(plain, GpuSchedule) or not serves(gemm, plain.pipeline):
         return None
     if is_legal(gemm, device, plain):
@@ -362,6 +363,23 @@ def gated_schedule(gemm: Gemm, device: TileDevice, m: int) -> Schedule | None:
         return candidate_for(gemm, device, m).schedule
     except ScheduleError:
         return None
+
+
+def streaming_schedule(gemm: Gemm, device: TileDevice, m: int, saved: float) -> Schedule:
+    """Return the schedule of a product of ``m`` activation rows that more is to be fused into.
+
+    Only kernels that stream weights take that: the best of them serves where it is predicted to lose less
+    than the ``saved`` seconds to the plan's own.
+    """
+    from schedules.cost_model import predict
+    from schedules.footprint import SLICED
+
+    own = plan_for(Request(gemm, device.name)).schedule_for(m)
+    if not isinstance(own, GpuSchedule) or own.pipeline in SLICED:
+        return own
+    other = candidate_for(gemm, device, m).schedule
+    lost = predict(gemm, device, other, m).seconds - predict(gemm, device, own, m).seconds
+    return other if lost < saved else own
 
 
 def _job(gemm: Gemm, device: TileDevice, schedule: Schedule, identity: Identity) -> Job:

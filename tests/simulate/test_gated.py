@@ -17,7 +17,7 @@ from ladder import knobs
 from ladder.api.grouped_linear import GroupedLinear, mixture
 from ladder.ir.gemm import Gemm
 from ladder.ir.ops import get_operator
-from ladder.runtime.compile import gated_schedule, request_for
+from ladder.runtime.compile import Request, gated_schedule, plan_for, request_for, streaming_schedule
 from ladder.runtime.model import prepared
 from ladder.runtime.model.gated_experts import grouped_request
 from ladder.simulate import simulate_launch
@@ -239,6 +239,17 @@ def test_schedules_of_gates() -> None:
     assert gated_schedule(own, H200, 4096) is None
     with pytest.raises(ScheduleError, match="few activation rows"):
         request_for(own, H200, 4096)
+
+
+@pytest.mark.parametrize("weight", ["int4", "nf4"])
+def test_products_that_more_is_fused_into_stream_weights(weight: str) -> None:
+    """They do so unless the plan's own kernel is faster by more than is saved."""
+    gemm = Gemm(1024, 1024, weight, group_size=64)
+    own = plan_for(Request(gemm, H200.name)).schedule_for(1)
+    fused = streaming_schedule(gemm, H200, 1, saved=1.0)
+    assert isinstance(fused, GpuSchedule)
+    assert fused.pipeline in ("gemv", "digits")
+    assert streaming_schedule(gemm, H200, 1, saved=-1.0) == own
 
 
 def test_what_is_refused() -> None:

@@ -87,6 +87,9 @@ class CpuTiles:
         )
         count = product(shape)
         self.serial = isinstance(count, int) and count < SERIAL
+        outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
+        self.probes = [*outer, nest.probe("row", self.rows), nest.probe("column", self.columns)]
+        """Where reads are looked at: outer axes, row, column."""
 
     def place(self, outer: Sequence[Expr], row: Expr, column: Expr) -> Index:
         return (*outer, *self.nest.unravelled(row, self.group), *self.nest.unravelled(column, self.behind))
@@ -96,9 +99,7 @@ class CpuTiles:
         nest = self.nest
         if any(isinstance(e, int) and e < SIDE for e in (self.rows, self.columns)):
             return []
-        outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
-        row, column = nest.probe("row", self.rows), nest.probe("column", self.columns)
-        self.probes = [*outer, row, column]
+        *outer, row, column = self.probes
         with nest.values.only_loads():
             reads = self.reads(self.place(outer, row, column))
             nest.values.forget()

@@ -14,7 +14,7 @@ from ladder.ir.parser import parse
 from ladder.ir.printer import print_graph
 from ladder.partition import Subgraph
 from ladder.runtime.build import Job, function_job
-from ladder.runtime.compile import ANY_M, request_for
+from ladder.runtime.compile import ANY_M, gated_schedule, streaming_schedule
 from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.entry_calls import ready
 from ladder.runtime.model.plan import PlanStep
@@ -54,8 +54,13 @@ class Described:
         return emit_with_prologue(form, gemm, device, schedule, name)
 
 
-def described(device: TileDevice, chain: Graph, value: str, gemm: Gemm, copies: tuple[Shape, ...]) -> str:
-    """Return the description of a product's kernel with a chain as its prologue; empty if there is none."""
+def described(
+    device: TileDevice, chain: Graph, value: str, gemm: Gemm, copies: tuple[Shape, ...], saved: float
+) -> str:
+    """Return the description of a product's kernel with a chain as its prologue; empty if there is none.
+
+    saved: Microseconds that this saves beside the kernel of the product alone.
+    """
     rows = chain.tile(value).shape[:-1]
     count = 1
     for extent in rows:
@@ -63,10 +68,12 @@ def described(device: TileDevice, chain: Graph, value: str, gemm: Gemm, copies: 
             return ""
         count *= extent
     try:
-        plan = request_for(gemm, device, count).plan
+        if gemm.gate:
+            schedule = gated_schedule(gemm, device, count)
+        else:
+            schedule = streaming_schedule(gemm, device, count, saved * 1e-6)
     except ScheduleError:
         return ""
-    schedule = None if plan is None else plan.schedule_for(count)
     if not isinstance(schedule, GpuSchedule):
         return ""
     at = chain.outputs.index(value)
