@@ -23,7 +23,7 @@ STORED = 1e5
 
 Lower = Callable[[Graph, str, Gemm, tuple[Shape, ...], float], str]
 """(Chain, the result that is multiplied, product, shapes of results that repeat that one's rows, microseconds
-saved) -> how the kernel is described; empty if there is none."""
+of the chain alone) -> how the kernel is described; empty if there is none."""
 
 Before = tuple[Subgraph, str, list[Subgraph]]
 """A chain, its result that a product multiplies, and the views between them."""
@@ -37,9 +37,10 @@ def with_prologues(
     links = _Links(graph, parts)
     for part in parts:
         joined = links.chain_before(part)
-        if joined is None or (saved := saved_us(joined[0], joined[1], device)) <= 0:
+        if joined is None or not pays(joined[0], joined[1], device):
             continue
-        whole = _joined(graph, part, joined, links.read_beside(part, joined), lower, saved)
+        alone = chain_us(joined[0].graph, device)
+        whole = _joined(graph, part, joined, links.read_beside(part, joined), lower, alone)
         if whole is not None:
             gone = {id(item) for item in (*joined[2], joined[0])}
             found = [whole if item is part else item for item in found if id(item) not in gone]
@@ -47,15 +48,15 @@ def with_prologues(
     return found
 
 
-def saved_us(chain: Subgraph, value: str, device: TileDevice) -> float:
-    """Return the microseconds that a product is predicted to save that computes a chain's rows."""
+def pays(chain: Subgraph, value: str, device: TileDevice) -> bool:
+    """Tell whether a product that computes a chain's rows is predicted to save time."""
     graph, own = chain.graph, _inner(chain, value)
     rows = product(graph.tile(own).shape[:-1])
     others = [graph.tile(result) for result in graph.outputs if result != own]
     if not isinstance(rows, int) or not all(isinstance(product(tile.shape), int) for tile in others):
-        return 0.0
+        return False
     stored = sum(tile.nbytes for tile in others)
-    return chain_us(graph, device) - rows * ROW_US - stored / STORED
+    return rows * ROW_US + stored / STORED < chain_us(graph, device)
 
 
 def _inner(part: Subgraph, value: str) -> str:
@@ -126,7 +127,7 @@ def _copies(graph: Graph, result: str, value: str) -> bool:
 
 
 def _joined(
-    graph: Graph, part: Subgraph, before: Before, kept: Sequence[str], lower: Lower, saved: float
+    graph: Graph, part: Subgraph, before: Before, kept: Sequence[str], lower: Lower, alone: float
 ) -> Subgraph | None:
     """Return a product with its prologue; None if no kernel computes both.
 
@@ -139,7 +140,7 @@ def _joined(
     computed = [result for result in kept if result not in copies]
     rest = tuple(_inner(chain, r) for r in chain.outputs if r == value or r in computed)
     shapes = tuple(graph.tile(result).shape for result in copies)
-    text = lower(needed(chain.graph, rest), own, part.gemm, shapes, saved)
+    text = lower(needed(chain.graph, rest), own, part.gemm, shapes, alone)
     if not text:
         return None
     items = (chain, *views, part)

@@ -350,11 +350,11 @@ def gated_schedule(gemm: Gemm, device: TileDevice, m: int) -> Schedule | None:
     That is where other pipelines are for so many rows. What serves the product without its gate serves this
     one too, if it can: then nothing but the epilogue changes.
     """
-    from schedules.dense import CHAIN
+    from ladder.partition.convolutions import CHAIN_LAUNCH
     from schedules.legal import is_legal
     from schedules.rules import serves
 
-    plain = streaming_schedule(replace(gemm, gate="", gate_last=False), device, m, CHAIN)
+    plain = streaming_schedule(replace(gemm, gate="", gate_last=False), device, m, CHAIN_LAUNCH * 1e-6)
     if not isinstance(plain, GpuSchedule) or not serves(gemm, plain.pipeline):
         return None
     if is_legal(gemm, device, plain):

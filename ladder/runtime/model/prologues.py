@@ -55,11 +55,12 @@ class Described:
 
 
 def described(
-    device: TileDevice, chain: Graph, value: str, gemm: Gemm, copies: tuple[Shape, ...], saved: float
+    device: TileDevice, chain: Graph, value: str, gemm: Gemm, copies: tuple[Shape, ...], alone: float
 ) -> str:
     """Return the description of a product's kernel with a chain as its prologue; empty if there is none.
 
-    saved: Microseconds that this saves beside the kernel of the product alone.
+    alone: Microseconds of a kernel of the chain alone, which this saves. What its rows add is not counted
+        against what other pipelines gain: of the smallest matrices, such differences were not timed.
     """
     rows = chain.tile(value).shape[:-1]
     count = 1
@@ -71,7 +72,7 @@ def described(
         if gemm.gate:
             schedule = gated_schedule(gemm, device, count)
         else:
-            schedule = streaming_schedule(gemm, device, count, saved * 1e-6)
+            schedule = streaming_schedule(gemm, device, count, alone * 1e-6)
     except ScheduleError:
         return ""
     if not isinstance(schedule, GpuSchedule):
