@@ -31,7 +31,7 @@ from ladder.lower.cuda import toolchain, toolkit
 from ladder.lower.tvm_lock import tvm_lock, tvm_unlocked
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device, host_cpu
-from tile_types.errors import CompilerError, MissingToolError, UnknownNameError
+from tile_types.errors import CompilerError, DeviceError, MissingToolError, UnknownNameError
 
 HOPPER = get_device("cuda/sm_90a")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="compiling needs nvcc")
@@ -188,6 +188,26 @@ def test_libraries_hold_kernels_and_find_functions_of_c(tmp_path: Path) -> None:
     entry, y = tvm_ffi.load_module(str(path))["power"], torch.zeros(1)
     entry(torch.ones(1), y)
     torch.testing.assert_close(y, torch.ones(1).exp())
+
+
+def test_cpus_of_another_architecture_are_told_before_the_linker_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_toolchain.platform, "machine", lambda: "x86_64")
+    with pytest.raises(DeviceError, match=r"cpu/dotprod is an Arm CPU.*this machine, x86_64"):
+        cpu_toolchain.compile_functions({}, get_device("cpu/dotprod"), tmp_path / "k.so")
+    monkeypatch.setattr(cpu_toolchain.platform, "machine", lambda: "aarch64")
+    with pytest.raises(DeviceError, match=r"cpu/avx2 is an x86 CPU.*this machine, aarch64"):
+        cpu_toolchain.compile_functions({}, get_device("cpu/avx2"), tmp_path / "k.so")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("h100", "did you mean 'cuda/sm_90a:h100'"), ("sm90", "did you mean 'sm_90a'"), ("foo", "known: ")],
+)
+def test_unknown_devices_suggest_what_contains_the_name_or_is_like_it(name: str, told: str) -> None:
+    with pytest.raises(UnknownNameError, match=told):
+        get_device(name)
 
 
 def test_a_c_compiler_that_is_named_must_be_there(monkeypatch: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from ladder.lower.linking import host_linker, link
 from ladder.lower.passes import context, pipeline
 from ladder.lower.tvm_lock import tvm_unlocked
 from targets import TileDevice
-from tile_types.errors import CompilerError
+from tile_types.errors import CompilerError, DeviceError
 
 
 def compile_module(functions: Mapping[str, Any], device: TileDevice) -> Any:
@@ -40,9 +41,14 @@ def compile_functions(functions: Mapping[str, Any], device: TileDevice, library:
     functions: Entries by name.
     device: The CPU to compile for.
     library: Path of the ``.so`` to write.
+    Raises DeviceError if the CPU is of another architecture than this machine's.
     Raises MissingToolError if there is no linker.
     Raises CompilerError if LLVM rejects the functions or the linker fails.
     """
+    arm, here = "mtriple" in device.tvm_target, platform.machine()
+    if arm != (here.lower() in ("aarch64", "arm64")):
+        kind = "an Arm" if arm else "an x86"
+        raise DeviceError(f"{device.name} is {kind} CPU: its kernels are not linked on this machine, {here}")
     host_linker()
     with tvm_unlocked():
         executable = compile_module(functions, device)
