@@ -18,6 +18,7 @@ from schedules.footprint import (
     X_BUFFERS,
     X_SUMS,
     Resources,
+    block_rows,
     block_threads,
     carries,
     digit_columns,
@@ -164,7 +165,7 @@ def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     if gemm.channels * operand_bytes(gemm) % piece:
         yield f"{gemm.channels} channels of a tap are no multiple of {piece} bytes"
     if cuts_groups(gemm, schedule):
-        rows = f"tile_n={schedule.tile_n}" + f" by {schedule.cluster} blocks" * (schedule.cluster > 1)
+        rows = f"{block_rows(schedule)} rows" + f" by {schedule.cluster} blocks" * (schedule.cluster > 1)
         yield f"{rows} does not divide the rows of one of {gemm.windows.groups} groups"
 
 
@@ -174,7 +175,7 @@ def cuts_groups(gemm: Gemm, schedule: GpuSchedule) -> bool:
     Never where N is not known (1).
     """
     groups = gemm.windows.groups if gemm.windows else 1
-    return groups > 1 and gemm.n > 1 and gemm.n % (groups * schedule.tile_n * schedule.cluster) > 0
+    return groups > 1 and gemm.n > 1 and gemm.n % (groups * block_rows(schedule) * schedule.cluster) > 0
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

@@ -174,6 +174,9 @@ LEAST_STEPS = 4
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
 
+MORE = 64
+"""Activation rows whose kernels serve groups of channels that those of fewer rows would cut."""
+
 MOST_SCHEDULES, MOST_CLOSE = 10, 26
 """Kernels of a plan, and of one whose tiles follow M by sixteens: each takes seconds to compile."""
 
@@ -227,12 +230,14 @@ def rank(
     device.core_for(gemm.activation)
     spilling = seen_spilling(gemm, device)
     found: list[Candidate] = []
-    for pipelines in (pipelines_for(device, m, full=full or wide), WINDOW_PIPELINES if gemm.windows else ()):
+    tried = [(pipelines_for(device, m, full=full or wide), m)]
+    tried += [(WINDOW_PIPELINES, m), (pipelines_for(device, MORE), MORE)] if gemm.windows else []
+    for pipelines, rows in tried:
         found = found or [
             Candidate(schedule, predict(gemm, device, schedule, m))
             for pipeline in _serving(gemm, pipelines)
             if device.cores_for(gemm.activation, pipeline)
-            for schedule in tilings(gemm, device, pipeline, m, full=full)
+            for schedule in tilings(gemm, device, pipeline, rows, full=full)
             if schedule not in without
             and not is_unrolled_too_far(schedule)
             and not (spilling and any(spills_like(gemm, device, schedule, other) for other in spilling))

@@ -14,7 +14,7 @@ from schedules.cost import convert_ops, minimum_bytes
 from schedules.cost_model import predict
 from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule, proposal, tile_program
 from schedules.estimate import Estimator
-from schedules.footprint import SLICED, resources
+from schedules.footprint import SLICED, block_rows, resources
 from schedules.legal import check_legal, is_legal
 from schedules.policy import (
     GPU_BUCKETS,
@@ -127,6 +127,17 @@ def test_clusters_share_rows_of_one_group_of_channels(device: str, pipeline: str
     with pytest.raises(ScheduleError, match="by 2 blocks does not divide the rows"):
         check_legal(gemm, get_device(device), replace(schedule, cluster=2))
     assert is_legal(replace(gemm, n=512), get_device(device), replace(schedule, cluster=2))
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+@pytest.mark.parametrize("n", [128, 256])
+def test_blocks_of_waves_hold_weights_of_one_group_of_channels(arch: str, n: int) -> None:
+    """Their rows are those of the waves, not ``tile_n``."""
+    gemm = Gemm(n, 576, "float16", scale=False, windows=Windows((3, 3), padding=(1, 1), groups=2))
+    for m in (1, 30, 3000):
+        for candidate in rank(gemm, get_device(arch), m):
+            assert isinstance(candidate.schedule, GpuSchedule)
+            assert n // 2 % block_rows(candidate.schedule) == 0
 
 
 def test_every_tiling_is_legal() -> None:
