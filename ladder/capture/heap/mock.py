@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ladder.capture.heap.heap import Heap
@@ -48,25 +48,24 @@ def without_overwritten(steps: list[MockStep]) -> list[MockStep]:
     return lasting[::-1]
 
 
-def changed_roots(heap: Heap) -> frozenset[int] | None:
-    """Return the numbers of the roots that a segment changes; None if it changes anything else outside."""
-    own, changed = (
-        _roots(heap),
-        set[str]().union(*(step.changes & heap.outside for step in heap.steps if step.keep)),
-    )
+def changed_roots(heap: Heap, own: Mapping[str, int]) -> frozenset[int] | None:
+    """Return the numbers of the roots that a segment changes; None if it changes anything else outside.
+
+    own: As `root_numbers`.
+    """
+    changed = set[str]().union(*(step.changes & heap.outside for step in heap.steps if step.keep))
     return frozenset(own[var] for var in changed) if changed <= own.keys() else None
 
 
-def handed_roots(heap: Heap, texts: Sequence[str]) -> tuple[int | None, ...]:
+def handed_roots(heap: Heap, own: Mapping[str, int], texts: Sequence[str]) -> tuple[int | None, ...]:
     """Return which of its roots each value is that a segment hands on, as its mock knows it.
 
     -1 for what the segment has made, None for what else it has found outside.
     """
-    own = _roots(heap)
     return tuple(own.get(text, None if text in heap.outside else -1) for text in texts)
 
 
-def _roots(heap: Heap) -> dict[str, int]:
+def root_numbers(heap: Heap) -> dict[str, int]:
     """Return the numbers of roots by the variables of them and of their attributes."""
     own: dict[str, int] = {}
     for check in heap.guard.checks:

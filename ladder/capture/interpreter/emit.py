@@ -14,7 +14,7 @@ import torch.fx
 
 from ladder.capture.heap.guard_lines import check_distinct, guard_lines, tensor_lines
 from ladder.capture.heap.heap import Heap
-from ladder.capture.heap.mock import changed_roots, handed_roots, live_steps
+from ladder.capture.heap.mock import changed_roots, handed_roots, live_steps, root_numbers
 from ladder.capture.heap.nodes import CaptureError, Unrecordable
 from ladder.capture.interpreter.endings import Ending, GraphBreak
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -146,11 +146,12 @@ def _note_end(
     graph_break: GraphBreak | None,
 ) -> None:
     """Note what follows a record, and what a run through it changes."""
-    ends, changed = ending.returns, changed_roots(heap)
+    roots = root_numbers(heap)
+    ends, changed = ending.returns, changed_roots(heap, roots)
     if graph_break is not None:
         record.split, record.where = graph_break.why, graph_break.where
         record.follows = (graph_break.point, graph_break.failure)
-        record.handed = handed_roots(heap, graph_break.roots)
+        record.handed = handed_roots(heap, roots, graph_break.roots)
         ends = ends or graph_break.point.forks
     record.changed = changed or frozenset()
     record.unseen = ends and not trace.assumed and _is_unseen(trace, changed)
