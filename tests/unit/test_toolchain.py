@@ -64,21 +64,56 @@ def test_missing_nvcc_says_how_to_get_it(monkeypatch: Any, tmp_path: Path) -> No
         toolkit.nvcc()
 
 
-def test_packages_come_before_path(monkeypatch: Any, tmp_path: Path) -> None:
-    """The namespace ``nvidia`` is in many folders; that with a compiler counts."""
-    (tmp_path / "torch" / "nvidia" / "cu13" / "lib").mkdir(parents=True)
-    programs = tmp_path / "site" / "nvidia" / "cu13" / "bin"
-    programs.mkdir(parents=True)
-    packaged, other = program(programs, "nvcc", ""), program(tmp_path, "ptxas", "")
-    for name in ("torch", "site"):
-        monkeypatch.syspath_prepend(str(tmp_path / name))
+@pytest.fixture
+def pip_packages(monkeypatch: Any, tmp_path: Path) -> tuple[Path, Path]:
+    """Make folders of NVIDIA's packages: of a base environment, and of one that shows it."""
+    homes = tuple(tmp_path / name / "nvidia" / "cu13" for name in ("base", "environment"))
+    for home in homes:
+        for part in ("bin", "include", "lib", "nvvm/bin"):
+            (home / part).mkdir(parents=True)
+        monkeypatch.syspath_prepend(str(home.parents[1]))
     monkeypatch.delitem(sys.modules, "nvidia", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
+    return homes
+
+
+def test_packages_come_before_path(pip_packages: tuple[Path, Path], tmp_path: Path) -> None:
+    """The namespace ``nvidia`` is in many folders; that with a compiler counts."""
+    base, home = pip_packages
+    packaged, other = program(home / "bin", "nvcc", ""), program(tmp_path, "ptxas", "")
+    program(home / "nvvm" / "bin", "cicc", "")
+    disassembler = program(base / "bin", "nvdisasm", "")
     with knobs.override(nvcc=None):
         assert toolkit.nvcc() == packaged
     assert toolkit.find_tool("ptxas") == other
-    assert toolkit.find_tool("nvdisasm") is None
-    assert next(toolkit.runtime_libraries()) == str(programs.parent / "lib" / toolkit.CUDA_RUNTIME)
+    assert toolkit.find_tool("nvdisasm") == disassembler
+    assert toolkit.find_tool("cuobjdump") is None
+    assert next(toolkit.runtime_libraries()) == str(home / "lib" / toolkit.CUDA_RUNTIME)
+
+
+def test_a_compiler_without_its_parts_is_none(pip_packages: tuple[Path, Path], tmp_path: Path) -> None:
+    """pip leaves out what the base environment has, such as the ``nvidia-nvvm`` that other packages bring."""
+    base, home = pip_packages
+    program(home / "bin", "nvcc", ""), program(base / "nvvm" / "bin", "cicc", "")
+    assert toolkit.find_tool("nvcc") is None
+    other = program(tmp_path, "nvcc", "")
+    assert toolkit.find_tool("nvcc") == other
+
+
+def test_headers_that_the_base_environment_has_are_found(
+    pip_packages: tuple[Path, Path], monkeypatch: Any, tmp_path: Path
+) -> None:
+    """``--system-site-packages`` leaves the runtime's headers beside torch, apart from the compiler."""
+    base, home = pip_packages
+    program(home / "nvvm" / "bin", "cicc", "")
+    seen = 'for word; do case "$word" in -isystem=*) echo "error: $word" >&2;; esac; done; exit 1'
+    program(home / "bin", "nvcc", f'[ "$1" = --version ] && echo "release 13.0, V13.0.88" && exit; {seen}')
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    with knobs.override(nvcc=home / "bin" / "nvcc"), pytest.raises(CompilerError) as caught:
+        toolchain.compile_cuda("", HOPPER, "cubin")
+    assert f"-isystem={base / 'include'}" in str(caught.value)
+    assert f"-isystem={home / 'include'}" not in str(caught.value)
+    assert toolkit.headers_elsewhere(program(tmp_path, "nvcc", "")) == []
 
 
 def test_a_wrong_knob_names_itself(tmp_path: Path) -> None:

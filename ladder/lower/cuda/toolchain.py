@@ -21,7 +21,14 @@ from typing import Any
 from ladder import knobs
 from ladder.lower.compilation import Compilation
 from ladder.lower.cuda import nvrtc
-from ladder.lower.cuda.toolkit import CUDA_RUNTIME, REMEDY, find_tool, nvcc, runtime_libraries
+from ladder.lower.cuda.toolkit import (
+    CUDA_RUNTIME,
+    REMEDY,
+    find_tool,
+    headers_elsewhere,
+    nvcc,
+    runtime_libraries,
+)
 from ladder.lower.linking import link
 from ladder.lower.passes import pipeline
 from ladder.lower.tvm_lock import tvm_unlocked
@@ -114,7 +121,8 @@ def _run_nvcc(source: str, device: TileDevice, output: str) -> tuple[bytes, str]
     with tempfile.TemporaryDirectory(prefix="ladder-nvcc-") as folder:
         path, result = Path(folder) / "kernel.cu", Path(folder) / f"kernel.{output}"
         path.write_text(source)
-        command = [compiler, f"-{output}", *options, "-o", result, path]
+        headers = (f"-isystem={folder}" for folder in headers_elsewhere(compiler))
+        command = [compiler, f"-{output}", *options, *headers, "-o", result, path]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompilerError(done.stderr or done.stdout)

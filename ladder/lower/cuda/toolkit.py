@@ -34,16 +34,26 @@ def package_folders() -> list[Path]:
 
 
 def packaged() -> Path | None:
-    """Return the folder of the packages that has a compiler."""
-    return next((folder for folder in package_folders() if (folder / "bin" / "nvcc").is_file()), None)
+    """Return the folder of the packages that has a compiler, and the program that it calls beside it."""
+    parts = "bin/nvcc", "nvvm/bin/cicc"
+    return next((home for home in package_folders() if all((home / part).is_file() for part in parts)), None)
+
+
+def headers_elsewhere(compiler: Path) -> list[Path]:
+    """Return the folders of headers that a compiler of the packages does not find itself.
+
+    pip installs nothing that ``--system-site-packages`` shows: the runtime's headers then lie beside torch.
+    """
+    home, folders = compiler.parents[1], package_folders()
+    others = (folder / "include" for folder in folders if folder != home) if home in folders else ()
+    return [folder for folder in others if folder.is_dir()]
 
 
 def find_tool(name: str) -> Path | None:
     """Return a program of the toolkit such as ``ptxas``: that of the packages, else the first on PATH."""
-    folder = packaged()
-    if folder is not None and (folder / "bin" / name).is_file():
-        return folder / "bin" / name
-    found = shutil.which(name)
+    homes = (packaged(),) if name == "nvcc" else (packaged(), *package_folders())
+    programs = (home / "bin" / name for home in homes if home is not None)
+    found = next(filter(Path.is_file, programs), None) or shutil.which(name)
     return Path(found) if found else None
 
 
