@@ -19,8 +19,9 @@ PAIRS = 1 << 20
 TURNS = 10
 """How many elements are taken one after the other at most: each takes two reductions of a row."""
 
-FEW, LONG, PARTS = 16, 4096, 64
-"""Rows whose largest elements are found by parts at most, elements of a row at least, and parts at least."""
+FEW, LONG, LONGEST, PARTS = 16, 4096, 1 << 30, 64
+"""Rows whose largest elements are found by parts at most, elements of a row at least and at most, and parts
+at least."""
 
 
 def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
@@ -47,29 +48,41 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
 def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return where the largest element along an axis is, found among those of the parts of a row.
 
-    NaN counts as the largest; of equal ones the first.
+    NaN counts as the largest; of equal ones the first. Rows that do not divide are filled up.
 
     Returns: NotImplemented, on which torch's operator stays (or raises, of bool), on CPUs, for many or short
-        rows, for those that do not divide into parts, and for open extents.
+        rows and for open extents.
     """
     known = all(isinstance(extent, int) for extent in x.shape)
     if x.device.type == "cpu" or x.dtype is torch.bool or not (known and x.dim()):
         return NotImplemented
     rows = x.flatten() if dim is None else x.movedim(dim, -1)
     extent = rows.shape[-1]
-    if not LONG <= extent <= torch.iinfo(torch.int32).max or not 0 < x.numel() <= FEW * extent:
+    if not LONG <= extent <= LONGEST or not 0 < x.numel() <= FEW * extent:
         return NotImplemented
-    width = next((each for each in range(isqrt(extent), extent // PARTS + 1) if extent % each == 0), 0)
-    if not width:
-        return NotImplemented
-    parts = rows.unflatten(-1, (-1, width))
-    largest = parts.amax(-1)
-    at = torch.arange(extent, dtype=torch.int32, device=x.device).view(-1, width)
-    first = first_largest(parts, largest, at)
-    found = first_largest(largest, largest.amax(-1), first).long()
+    least = isqrt(extent)
+    width = next((each for each in range(least, extent // PARTS + 1) if extent % each == 0), least)
+    found = by_parts(rows, width)
     if not keepdim:
         return found
     return found.reshape([1] * x.dim()) if dim is None else found.unsqueeze(dim)
+
+
+def by_parts(rows: Any, width: int) -> Any:
+    """Return where the largest of ``rows[..., n]`` are, among those of parts of ``width`` elements."""
+    extent = rows.shape[-1]
+    if further := -extent % width:
+        rows = torch.nn.functional.pad(rows, (0, further), value=smallest(rows))
+    parts = rows.unflatten(-1, (-1, width))
+    largest = parts.amax(-1)
+    at = torch.arange(extent + further, dtype=torch.int32, device=rows.device).view(-1, width)
+    first = first_largest(parts, largest, at)
+    return first_largest(largest, largest.amax(-1), first).long()
+
+
+def smallest(rows: Any) -> float:
+    """Return what no element of ``rows`` is less than, NaN aside."""
+    return -torch.inf if rows.is_floating_point() else torch.iinfo(rows.dtype).min
 
 
 def taken(rows: Any, k: int) -> tuple[Any, Any]:
@@ -113,6 +126,5 @@ def chosen(rows: Any, place: Any, k: int) -> tuple[Any, Any]:
     """Return the elements of ``rows[..., n]`` whose places are the first k, and where they were."""
     at = torch.arange(rows.shape[-1], device=rows.device)
     here = place.unsqueeze(-2) == at[:k].unsqueeze(-1)
-    least = -torch.inf if rows.is_floating_point() else torch.iinfo(rows.dtype).min
-    values = torch.where(here, rows.unsqueeze(-2), least).amax(-1)
+    values = torch.where(here, rows.unsqueeze(-2), smallest(rows)).amax(-1)
     return values, torch.where(here, at, 0).sum(-1)

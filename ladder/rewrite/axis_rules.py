@@ -21,7 +21,12 @@ Pair = tuple[Extent, ...]
 
 
 def _merge(match: Match) -> str | None:
-    """``reduce(reduce(x, axis + 1), axis)`` -> reduction of x with both axes joined."""
+    """``reduce(reduce(x, axis + 1), axis)`` -> reduction of x with both axes joined.
+
+    Not where the inner one is read by others too: both would then read all of x.
+    """
+    if match["inner"] in match.shared:
+        return None
     inner, shape = match.node("inner"), match.tile("x").shape
     outer, below = node_attributes(match.root), node_attributes(inner)
     axis = outer["axis"] % len(inner.tile.shape)

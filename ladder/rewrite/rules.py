@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,11 +43,15 @@ def pattern(operators: str, *inputs: Pattern | str, name: str = "") -> Pattern:
 
 @dataclass(frozen=True)
 class Match:
-    """The argument of a rule's function: the builder of the new graph and the bound values."""
+    """The argument of a rule's function: the builder of the new graph and the bound values.
+
+    shared: Values that the graph reads, or returns, more than once: they stay whatever replaces the root.
+    """
 
     builder: GraphBuilder
     root: Node
     bound: Mapping[str, str]
+    shared: Set[str]
 
     def __getitem__(self, name: str) -> str:
         """Return the value that a pattern bound."""
@@ -100,25 +105,28 @@ def _sweep(graph: Graph, rules: Sequence[Rule]) -> Graph:
     builder = GraphBuilder(graph.name, graph.level)
     builder.grid, builder.loops = graph.grid, graph.loops
     renamed: dict[str, str] = {}
+    readers = Counter([*(value for node in graph.nodes for value in node.inputs), *graph.outputs])
+    shared: set[str] = set()
     for node in graph.nodes:
         body = rewrite(node.body, rules) if node.body is not None else None
         inputs = tuple(renamed[value] for value in node.inputs)
         copy = replace(node, name=builder.fresh(node.name), inputs=inputs, body=body)
-        replacement = _apply(builder, copy, rules)
+        replacement = _apply(builder, copy, rules, shared)
         if replacement is None:
             copy = replace(copy, name=builder.fresh(node.name))
             builder.insert(copy)
         values = copy.values if replacement is None else (replacement,)
         renamed.update(zip(node.values, values, strict=True))
+        shared.update(renamed[value] for value in node.values if readers[value] > 1)
     return builder.finish(*(renamed[output] for output in graph.outputs))
 
 
-def _apply(builder: GraphBuilder, node: Node, rules: Sequence[Rule]) -> str | None:
+def _apply(builder: GraphBuilder, node: Node, rules: Sequence[Rule], shared: Set[str]) -> str | None:
     """Return the replacement of the first rule that gives one."""
     for rule in rules:
         bound: dict[str, str] = {}
         if _matches_node(builder, rule.pattern, node, bound):
-            replacement = rule.function(Match(builder, node, bound))
+            replacement = rule.function(Match(builder, node, bound, shared))
             if replacement is not None:
                 return replacement
     return None

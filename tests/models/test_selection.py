@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from chain_targets import run_chain
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ladder.frontend import selection
-from ladder.frontend.selection import PAIRS, argmax, chosen, first_largest, places, taken, topk
+from ladder.frontend.selection import PAIRS, argmax, by_parts, chosen, first_largest, places, taken, topk
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import evaluate
 from ladder.lower.chain import emit_chain
@@ -19,6 +21,7 @@ from ladder.rewrite import simplify
 from targets import get_device
 from tests.models.test_gpu_chains import check, simulated
 
+H200 = get_device("cuda/sm_90a")
 NAN, INF = float("nan"), float("inf")
 ROWS = {
     "random": torch.randn(5, 37),
@@ -70,7 +73,7 @@ def test_what_stays_a_call_of_torch() -> None:
         assert topk(x, k) is NotImplemented
     assert topk(elsewhere.new_empty(()), 1) is NotImplemented
     assert argmax(torch.randn(1, 8192)) is NotImplemented
-    for shape in ((), (1, 8), (400, 8192), (0, 8192), (1, 8191), (1, 1 << 32)):  # the fifth is of a prime
+    for shape in ((), (1, 8), (400, 8192), (0, 8192), (1, 1 << 32)):
         assert argmax(elsewhere.new_empty(shape), -1 if shape else None) is NotImplemented
 
 
@@ -85,13 +88,24 @@ LONG = {
 }
 
 
+@pytest.mark.parametrize("width", [12, 7, 95])
 @pytest.mark.parametrize("name", LONG)
-def test_the_largest_of_a_long_row_is_the_first(name: str) -> None:
+def test_the_largest_of_a_long_row_is_the_first(name: str, width: int) -> None:
+    """Parts of 7 and 95 do not divide the row: the last one is filled up."""
     x = LONG[name]
-    parts, at = x.unflatten(-1, (-1, 12)), torch.arange(96, dtype=torch.int32).view(-1, 12)
-    largest = parts.amax(-1)
-    found = first_largest(largest, largest.amax(-1), first_largest(parts, largest, at))
-    assert torch.equal(found.long(), x.argmax(-1))
+    assert torch.equal(by_parts(x, width), x.argmax(-1))
+
+
+@pytest.mark.parametrize("extent", [8192, 8191, 50257])
+def test_a_long_row_is_read_once(extent: int) -> None:
+    """By parts in one kernel; another ends it. 8191 is a prime, 50257 the size of GPT-2's vocabulary."""
+    x = torch.randn(1, extent)
+    width = 224 if extent > 8192 else 128
+    graph = simplify(import_fx(make_fx(partial(by_parts, width=width))(x), [x]).graph, H200)
+    first, last = partition(graph, device=H200)
+    assert [part.kind for part in (first, last)] == ["chain", "chain"]
+    rows = {node.tile.shape for node in first.graph.nodes if node.operator == "reduce_max"}
+    assert rows == {(1, -(-extent // width))}
 
 
 @pytest.mark.parametrize("keepdim", [True, False])

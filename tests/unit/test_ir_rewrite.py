@@ -256,6 +256,15 @@ def test_reductions_of_neighbouring_axes_are_one(first, vector, merges, keep):
     assert np.allclose(evaluate(result, operands(graph)), evaluate(graph, operands(graph)))
 
 
+def test_reductions_whose_results_others_read_stay():
+    """The largest of a row by parts, as `argmax` finds it: the row is not read again as a whole."""
+    g = GraphBuilder("g")
+    largest = g.add("reduce_max", g.input("x", "float32", (2, 3, 4)), axis=2, keep=False)
+    for outputs, count in (((), 1), ((largest,), 2), ((g.add("exp", largest),), 2)):
+        graph = g.finish(g.add("reduce_max", largest, axis=1, keep=False), *outputs)
+        assert operators(rewrite(graph, MERGED_REDUCTIONS + LAYOUT_FOLDING)).count("reduce_max") == count
+
+
 def test_libraries_read_and_leave_what_lies_as_it_is():
     """What a call takes and gives is not moved; what a kernel gives is, if it would lie otherwise."""
     order = (0, 2, 1)
