@@ -188,6 +188,32 @@ def test_accumulators_stay_in_registers() -> None:
     assert sum("vpermw" in line for line in assembly) == 16
 
 
+@pytest.mark.skipif("avx2" not in HOST.features, reason="this CPU has no AVX2")
+@pytest.mark.parametrize("group", [32, 128])
+def test_words_of_x_are_not_kept_on_the_stack(group: int) -> None:
+    """Both halves of a vector are multiplied at once, however few sums a group has."""
+    case, device = problem("int4", "int8", 128, 256, group), get_device("cpu/avx2")
+    function = emit(case.gemm, device, proposal(case.gemm, device, "avx2_maddubs", 4, 16), "entry")
+    assembly = compile_module({"entry": function}, device).mod.inspect_source("asm").splitlines()
+    places = [index for index, line in enumerate(assembly) if "vpmaddubsw" in line]
+    assert len(places) == 8 * 4 * 2  # steps of a unit, rows, halves
+    assert sum("(%rsp)" in line for line in assembly[places[0] : places[-1]]) <= 8
+
+
+@pytest.mark.skipif("avx2" not in HOST.features, reason="this is no x86-64 CPU")
+def test_sums_begin_with_what_the_offset_adds() -> None:
+    """A group of 32 ends with two instructions per row."""
+    case, device = problem("int4", "int8", 128, 256, 32), get_device("cpu/avx512_vnni")
+    function = emit(case.gemm, device, proposal(case.gemm, device, "avx512_vnni", 16, 16), "entry")
+    assembly = compile_module({"entry": function}, device).mod.inspect_source("asm").splitlines()
+    places = [index for index, line in enumerate(assembly) if "vpdpbusd" in line]
+    end = next(index for index in range(places[-1], len(assembly)) if "\tj" in assembly[index])
+    assert len(places) == 8 * 16  # steps, rows
+    wanted = ("vcvtdq2ps", "vfmadd", "vmov", "prefetch", "add", "cmp", "mov", "lea")
+    rest = [line.split()[0] for line in assembly[places[-1] + 1 : end]]
+    assert all(name.startswith(wanted) for name in rest), rest
+
+
 def test_errors_name_what_fits() -> None:
     case = problem("int4", "bfloat16", N, K, GROUP)
     zen = get_device("cpu/avx512_bf16")

@@ -114,12 +114,13 @@ PAIR_HELPERS = "\n".join(
         "declare <16 x i16> @llvm.x86.avx2.pmadd.ub.sw(<32 x i8>, <32 x i8>)",
         "declare <8 x i32> @llvm.x86.avx2.pmadd.wd(<16 x i16>, <16 x i16>)",
         _halved(PAIRS, "@llvm.x86.avx2.pmadd.ub.sw", "32 x i8", "16 x i16"),
-        _halved(ADDED, 'asm "vpaddw $2, $1, $0", "=x,x,x"', "16 x i16", "16 x i16"),
+        _halved(ADDED, 'asm sideeffect "vpaddw $2, $1, $0", "=x,x,x"', "16 x i16", "16 x i16"),
         _halved(FOLD, "@llvm.x86.avx2.pmadd.wd", "16 x i16", "8 x i32"),
     )
 )
-"""Sums of products of bytes in 16 bits, by AVX2. Additions are assembly, since LLVM orders those that it
-knows such that more sums are open at a time than there are registers."""
+"""Sums of products of bytes in 16 bits, by AVX2. Additions are assembly that keeps its order: LLVM orders
+what it may such that more sums are open at a time than there are registers, or finishes one half of all
+vectors first and keeps every word of x for the other in memory."""
 
 
 STREAM = "ladder_stream"

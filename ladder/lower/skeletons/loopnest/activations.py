@@ -3,7 +3,7 @@
 ``words[block][step][row]`` holds 32 bits of one row: a float32, a bfloat16 pair or four
 int8, so that a multiply takes its operand by a broadcast from consecutive memory. Columns follow
 the packed weight, including the padding of groups. ``sums[block][group][row]`` are the sums of
-x over a group, which zero points and offsets multiply.
+x over a group: what zero points multiply, or already times the offset of the codes.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Activations:
     x: The argument ``[M, K]``.
     m, k, units, groups: Extents: rows and columns of x, packed units and groups of the weight.
     words, sums: Where they are kept; ``sums`` is None where nothing needs it.
+    factor: What sums are kept times.
     """
 
     layout: CpuLayout
@@ -48,6 +49,7 @@ class Activations:
     groups: Expr
     words: Any
     sums: Any
+    factor: int
 
     @property
     def columns(self) -> int:
@@ -69,7 +71,7 @@ class Activations:
         return self.units * (UNIT // self.columns)
 
     def sum(self, block: Expr, group: Expr, local: int) -> Expr:
-        """Return the sum of a row of x over a group, int32 for int8, else float32."""
+        """Return the sum of a row of x over a group times the factor, int32 for int8, else float32."""
         return self.sums[(block * self.groups + group) * self.rows + local]
 
     def prepare(self, block: Expr, first: Expr) -> None:
@@ -152,6 +154,7 @@ class Activations:
             result = total[local]
             for lane in range(local + self.rows, width, self.rows):
                 result = result + total[lane]
+            result = result if self.factor == 1 else result * tirx.const(self.factor, dtype)
             b.store(self.sums, result, (block * self.groups + group) * self.rows + local)
 
     def _values(self, words: Expr, width: int) -> Expr:

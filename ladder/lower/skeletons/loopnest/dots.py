@@ -13,7 +13,7 @@ from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.skeletons.loopnest.nest import At, Nest
+from ladder.lower.skeletons.loopnest.nest import At, Nest, offset_of
 from schedules.cpu_layout import LANES, ROWS, UNIT
 from schedules.instructions import steps_in_16_bits
 
@@ -22,7 +22,12 @@ HALVES = 2 * LANES
 
 
 class VectorNest(Nest):
-    """A kernel on vector registers."""
+    """A kernel on vector registers.
+
+    starts_from_sums: Registers hold what the offset adds from the beginning of a group on.
+    """
+
+    starts_from_sums = True
 
     def inner_rows(self, loop: Loop, at: At) -> None:
         """Emit the loop over the blocks of the turn: a register tile has the rows of one."""
@@ -38,8 +43,26 @@ class VectorNest(Nest):
         count = self.kernel.panels * self.kernel.rows
         sums = v.scratch(count * LANES, self.kernel.accumulator)
         for index in range(count):
-            b.store(sums, v.constant(0, self.kernel.accumulator), v.lanes(index * LANES))
+            b.store(sums, self._beginning(at, index % self.kernel.rows), v.lanes(index * LANES))
         return replace(at, tiles={**at.tiles, fill.target.name: sums})
+
+    def _beginning(self, at: At, row: int) -> Expr:
+        """Return what the sums of a row in a group begin with: what the offset of the codes adds, or 0."""
+        if self._begins_with_offset:
+            return v.splat(self.kernel.x.sum(at.block, at.group, row))
+        return v.constant(0, self.kernel.accumulator)
+
+    @property
+    def _begins_with_offset(self) -> bool:
+        """Whether sums begin with it: integers add in any order."""
+        exact = self.kernel.accumulator == "int32"
+        return self.starts_from_sums and exact and offset_of(self.program) is not None
+
+    def without_zero(
+        self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], columns: Expr
+    ) -> Expr:
+        """Subtract what zero points, or the offset alone, contributed."""
+        return value if self._begins_with_offset else super().without_zero(add, value, source, columns)
 
     def copy(self, copy: Copy, at: At) -> None:
         """Emit nothing: words are loaded and decoded step by step, where they are multiplied."""
@@ -116,6 +139,8 @@ class VectorNest(Nest):
 
 class PairNest(VectorNest):
     """A kernel on vector registers whose products add in lanes of 16 bits, while that loses nothing."""
+
+    starts_from_sums = False  # sixteen registers have no room for it
 
     def steps(self, product: Multiply, at: At, some: range) -> None:
         """Emit runs of steps, each with sums of 16 bits that are then added in 32."""

@@ -213,10 +213,17 @@ def _activations(
     sums = None
     if program.has("x.sum"):
         sums = v.scratch(blocks * args.groups * words, program.operand("x.sum").ttype)
-    stored = program.operand("x").ttype
-    return Activations(
-        layout, x.ttype, stored, words, args["x"], args.m, args.k, args.units, args.groups, memory, sums
-    )
+    stored, extents = program.operand("x").ttype, (args.m, args.k, args.units, args.groups)
+    offset = offset_of(program)
+    factor = 1 if offset is None else offset
+    return Activations(layout, x.ttype, stored, words, args["x"], *extents, memory, sums, factor)
+
+
+def offset_of(program: TileProgram) -> int | None:
+    """Return what the sums of x are multiplied by where that is one number for all groups and columns."""
+    ((add, _),) = program.find(AddGroup)
+    assert isinstance(add, AddGroup)
+    return add.offset if add.sums and not add.zero else None
 
 
 @dataclass(frozen=True)
@@ -337,13 +344,13 @@ class Nest(ABC):
 
         ``source`` is (block of prepared rows, group, row of the block).
         """
-        value = T.Cast("float32x16", self._without_zero(add, value, source, columns))
+        value = T.Cast("float32x16", self.without_zero(add, value, source, columns))
         if add.scale:
             b.store(totals, v.fma(value, self.args[add.scale][source[1], columns], totals[place]), place)
         else:
             b.store(totals, value + totals[place], place)
 
-    def _without_zero(
+    def without_zero(
         self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], columns: Expr
     ) -> Expr:
         """Subtract what zero points, or the offset alone, contributed."""
@@ -351,7 +358,7 @@ class Nest(ABC):
             return value
         total = v.splat(self.kernel.x.sum(*source))
         if not add.zero:
-            return value + total * v.constant(add.offset, self.kernel.accumulator)
+            return value + total  # already times the offset
         zeros = self.args[add.zero][source[1], columns]
         if self.kernel.accumulator == self.program.operand(add.zero).ttype == "int32":
             return value - zeros * total
