@@ -13,6 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ladder.interrupts import import_whole
+
 if TYPE_CHECKING:
     from ladder import knobs as knobs
     from ladder.api.cache import KVCache as KVCache
@@ -138,6 +140,7 @@ def _check_siblings() -> None:
 
 
 _check_siblings()
+import_whole()
 
 
 def __getattr__(name: str) -> Any:

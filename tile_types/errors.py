@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 
 class LadderError(Exception):
@@ -42,10 +43,35 @@ def require_kind(value: object, kind: type | tuple[type, ...], what: str) -> Non
 
 
 def whole_number(value: object, what: str) -> int:
-    """Return a whole number (Python's, numpy's) as an int; raises ShapeError if it is none."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise ShapeError(f"{what} must be a whole number, got {value!r}")
-    return operator.index(value)
+    """Return a whole number (Python's, numpy's) as an int; raises ShapeError if it is none of 64 bits."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except Exception:  # tensors raise what they like
+        number = None
+    if number is None or number >> 63 not in (0, -1):
+        kind = "a whole number" if number is None else "a number of 64 bits"
+        raise ShapeError(f"{what} must be {kind}, got {shown(value)}")
+    return int(number)
+
+
+def sequence_of(kind: type | tuple[type, ...], values: object, what: str) -> tuple[Any, ...]:
+    """Return a list or tuple as a tuple; raises DTypeError, "<what>, got <type>", for others and in it."""
+    require_kind(values, (list, tuple), what)
+    for value in values:  # type: ignore[attr-defined]
+        require_kind(value, kind, what)
+    return tuple(values)  # type: ignore[arg-type]
+
+
+def require_callable(function: object, what: str) -> None:
+    """Raise DTypeError, "<what>, got <type>", unless a value can be called."""
+    if not callable(function):
+        raise DTypeError(f"{what}, got {type(function).__name__}")
+
+
+def shown(value: object) -> str:
+    """Return a value as messages show it: its text, or of a long one its type."""
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"a {type(value).__name__}"
 
 
 class DeviceError(LadderError, RuntimeError):

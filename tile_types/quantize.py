@@ -16,6 +16,7 @@ from tile_types.errors import (
     ShapeError,
     ValueRangeError,
     require_kind,
+    shown,
     unknown_name,
     whole_number,
 )
@@ -142,6 +143,11 @@ def _checked(values: Array) -> Array:
     return values
 
 
+def is_whole_row(group_size: object) -> bool:
+    """Whether a group size asks for one scale per row: None or -1."""
+    return group_size is None or (isinstance(group_size, Integral) and group_size == -1)
+
+
 def _block(
     shape: Any, group_size: int | None, block: tuple[int, int] | None, granularity: str | None
 ) -> tuple[int, int] | None:
@@ -149,11 +155,11 @@ def _block(
     rows, columns = int(shape[0]), int(shape[1])
     if granularity is not None and granularity not in GRANULARITIES:
         raise unknown_name("granularity", granularity, GRANULARITIES)
-    grouped_by: Any = group_size if group_size not in (None, -1) else None
+    grouped_by: Any = None if is_whole_row(group_size) else group_size
     whole = isinstance(grouped_by, Integral) and not isinstance(grouped_by, bool)
     if grouped_by is not None and not (whole and 1 <= grouped_by <= columns):
         raise ShapeError(
-            f"group_size must be in 1..K={columns} (or -1 for one scale per row), got {group_size!r}"
+            f"group_size must be in 1..K={columns} (or -1 for one scale per row), got {shown(group_size)}"
         )
     said = {"group": grouped_by is not None, "block2d": block is not None}
     wanted = granularity or next((name for name, given in said.items() if given), None)
@@ -167,7 +173,7 @@ def _block(
         return None
     choices = {"group": (1, grouped_by or columns), "tensor": (rows, columns)}
     if wanted == "block2d":
-        return _block2d(block or DEFAULT_BLOCK, rows, columns)
+        return _block2d(DEFAULT_BLOCK if block is None else block, rows, columns)
     return choices.get(wanted or "channel", (1, columns))
 
 

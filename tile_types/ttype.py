@@ -115,6 +115,8 @@ class TType:
             raise ValueRangeError(
                 f"type {self.name}: give either decode(code, ops) or the name of an element"
             )
+        if not (self.decode is None or callable(self.decode)):
+            raise ValueRangeError(f"type {self.name}: decode must be a function of (code, ops)")
         require_kind(self.shape, tuple, f"type {self.name}: shape must be a tuple")
         extents = [whole_number(extent, f"type {self.name}: an extent") for extent in self.shape]
         if len(extents) != 1 or extents[0] < 1:
@@ -129,8 +131,9 @@ class TType:
                 f"type {self.name}: a type of blocks has no decode: register its element, then give that"
                 " name as element="
             )
-        require_kind(self.finite_codes or (), tuple, f"type {self.name}: finite_codes must be a tuple")
-        for code in self.finite_codes or ():
+        codes = () if self.finite_codes is None else self.finite_codes
+        require_kind(codes, tuple, f"type {self.name}: finite_codes must be a tuple")
+        for code in codes:
             if not 0 <= whole_number(code, f"type {self.name}: a code") < 1 << self.elem_bits:
                 raise ValueRangeError(
                     f"type {self.name}: finite_codes has {code}, no code of {self.elem_bits} bits"

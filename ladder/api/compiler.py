@@ -64,9 +64,12 @@ class BySizes:
         return run(*values)
 
     def _plan_for(self, values: tuple[Any, ...]) -> Callable[..., Any]:
-        """Return a plan for the sizes of a call: how results with gaps lie was noted for other sizes."""
+        """Return a plan for the sizes of a call.
+
+        How results with gaps lie, and those in the memory of arguments, was noted for other sizes.
+        """
         known = self.module.meta.get("aliasing")
-        if known is None or all(each is None or each.order is not None for each in known.strides):
+        if known is None or not _depends_on_sizes(known):
             return self.make(self.module, list(values))
         try:
             strides = strides_for(self.instead, values)
@@ -80,6 +83,13 @@ class BySizes:
         self.full()
         self.full = _nothing
         return self.instead(*values)
+
+
+def _depends_on_sizes(known: Aliasing) -> bool:
+    """Tell whether results lie with gaps, or in arguments."""
+    given = len(known.memory) - len(known.strides)
+    lies = zip(known.memory[given:], known.strides, strict=True)
+    return any(each is not None and (each.order is None or place < given) for place, each in lies)
 
 
 def _nothing() -> None:

@@ -12,6 +12,7 @@ from ladder.runtime.compile import Request
 from schedules.schedule import Plan
 from targets import TileDevice, get_device
 from tile_types import get_type
+from tile_types.errors import require_kind
 
 
 def compile_expression(
@@ -44,6 +45,9 @@ def compile_expression(
     >>> C = ladder.compute(("M", 4096), product, reduce={"k": 4096}, output="float16")
     >>> op = ladder.compile_expression(C)
     """
+    require_kind(
+        program, (Compute, Graph), "compile_expression takes the result of ladder.compute, or a graph"
+    )
     gemm = as_gemm(program if isinstance(program, Graph) else to_graph(program))
     require_fits(get_type(gemm.weight), gemm.activation, gemm.zero)
     return Matmul.from_request(Request(gemm, "" if target is None else get_device(target).name, plan))

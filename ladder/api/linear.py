@@ -26,7 +26,7 @@ from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
 from tile_types.arrays import as_torch
-from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError
+from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError, require_kind
 from tile_types.shards import ROWS, rows_of, shard
 
 WEIGHT, PACKED = "weight.", "packed."
@@ -175,6 +175,7 @@ class Linear(NonDynamicallyQuantizableLinear):
             If the weight cannot be quantized so (NaN: its position is named).
         """
         options |= {"group_size": group_size, "zero": zero}
+        require_kind(linear, torch.nn.Module, "from_linear takes a linear layer")
         own: Any = linear
         matrix = matrix_of(linear, own.weight)
         return cls.from_quantized(
@@ -310,6 +311,8 @@ class Linear(NonDynamicallyQuantizableLinear):
         if self._reorders:
             x = x.index_select(-1, self.columns)  # type: ignore[arg-type]
         traced = not isinstance(x, torch.Tensor)  # by torch.fx
+        if traced:
+            require_kind(x, torch.fx.Proxy, "a Linear is called with a tensor")
         if not traced and x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
             x = x.to(self.dtype)
         if traced or torch.compiler.is_compiling() or is_captured() or is_recorded():

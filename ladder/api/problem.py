@@ -14,9 +14,11 @@ from tile_types.errors import (
     DTypeError,
     ShapeError,
     require_kind,
+    sequence_of,
     unknown_name,
     whole_number,
 )
+from tile_types.quantize import is_whole_row
 
 DEFAULT_OUTPUT = {"int8": "float32", "fp8_e4m3": "float16", "fp8_e5m2": "float16"}
 """Result types of 8-bit activations; all others give their own type."""
@@ -67,7 +69,7 @@ def gemm_for(
         k=k,
         weight=ttype.element_type.name,
         activation=activation,
-        output=output or DEFAULT_OUTPUT.get(activation, activation),
+        output=DEFAULT_OUTPUT.get(activation, activation) if output is None else output,
         group_size=group,
         scale=group < k,
         power_scales=group < k and has_power_scales(ttype),
@@ -83,12 +85,12 @@ def gemm_for(
 
 
 def _known_activation(name: str) -> str:
-    if name in FORMATS:
+    if isinstance(name, str) and name in FORMATS:
         raise ConversionError(
             f"activations of type {name} are for `Matmul`, `Linear.from_linear`, `Linear.from_quantized` and"
             " `quantize_` alone"
         )
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise unknown_name("activation type", name, ACTIVATIONS)
     return name
 
@@ -107,10 +109,10 @@ def _require_flags(**flags: object) -> None:
 
 
 def _require_operators(epilogue: Sequence[str]) -> None:
-    if not epilogue:
-        return
     if isinstance(epilogue, str):
         raise DTypeError(f"epilogue must be a sequence of names, got {epilogue!r}; write ({epilogue!r},)")
+    if not sequence_of(str, epilogue, "epilogue must be a sequence of names"):
+        return
     from ladder.ir.ops import unary_operators
 
     for name in epilogue:
@@ -122,12 +124,12 @@ def _group(ttype: TType, group_size: int | None, k: int) -> int:
     """Return the elements along K that share a scale, at most K."""
     if ttype.is_block:
         own = ttype.shape[-1]
-        if group_size not in (None, -1, own):
+        if not is_whole_row(group_size) and whole_number(group_size, "group_size") != own:
             raise ShapeError(
                 f"{ttype.name} has blocks of {own} elements, group_size {group_size} contradicts it"
             )
         return min(own, k)
-    if group_size in (None, -1):
+    if group_size is None or is_whole_row(group_size):
         return k
     group_size = whole_number(group_size, "group_size")
     if group_size < 1:

@@ -8,6 +8,7 @@ import torch
 
 from tile_types import TType
 from tile_types.arrays import as_torch
+from tile_types.errors import ShapeError, whole_number
 from tile_types.library import get_type
 from tile_types.quantize import quantize as quantize_values
 
@@ -43,6 +44,8 @@ def quantize_tokens(
     """
     from ladder.runtime import operator
 
+    if group_size is not None and whole_number(group_size, "group_size") < 1:
+        raise ShapeError(f"group_size must be at least 1, or None for whole rows, got {group_size}")
     return operator.quantize_tokens(x, activation, group_size or 0)
 
 

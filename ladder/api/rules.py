@@ -99,6 +99,7 @@ def quantization(model: torch.nn.Module) -> Report:
     LadderError
         If the model was not quantized in this process.
     """
+    require_kind(model, torch.nn.Module, "quantization describes an nn.Module")
     found = _reports.get(model)
     if found is None:
         raise LadderError("this model was not quantized here: call ladder.quantize_(model, ...) first")
@@ -151,8 +152,7 @@ def quantize_(
     _require_model(model)
     if kv_cache is not None:
         require_stored(kv_cache)
-    skip, overrides = (skip,) if isinstance(skip, str) else tuple(skip), dict(overrides or {})
-    _require_rules(filter, skip, overrides)
+    skip, overrides = _required_rules(filter, skip, overrides)
     plan = _Rules({"weight": weight, **options}, filter, skip, overrides, convolutions, model)
     if calibration is not None:
         plan.observe(model, calibration)
@@ -173,14 +173,21 @@ def _require_model(model: torch.nn.Module) -> None:
         raise ShapeError(f"{type(model).__name__}: no layer replaces itself, use ladder.Linear.from_linear")
 
 
-def _require_rules(filter: Any, skip: Iterable[Any], overrides: Iterable[Any]) -> None:
-    """Raise `DTypeError` unless a filter can be called, and patterns are text."""
+def _required_rules(filter: Any, skip: Any, overrides: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return patterns and overrides; raises `DTypeError` unless they are texts and a filter is a function."""
     if filter is not None and not callable(filter):
         raise DTypeError(f"filter must be a function of a layer's name and the layer, got {filter!r}")
+    require_kind(skip, Iterable, "skip is a pattern of names, or several")
+    overrides = {} if overrides is None else overrides
+    require_kind(overrides, Mapping, "overrides maps patterns of names to options")
+    skip = (skip,) if isinstance(skip, str) else tuple(skip)
     for label, patterns in (("skip", skip), ("overrides", overrides)):
         for pattern in patterns:
             if not isinstance(pattern, str):
                 raise DTypeError(f"{label} takes patterns of names, such as '*.mlp.*', got {pattern!r}")
+    for options in overrides.values():
+        require_kind(options, (str, Mapping, type(None)), "overrides gives a type, options by name, or None")
+    return skip, dict(overrides)
 
 
 def _caches_stored_as(kv_cache: str | None, model: torch.nn.Module) -> tuple[tuple[str, Any], ...]:

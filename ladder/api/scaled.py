@@ -206,4 +206,4 @@ class ScaledLowered:
 
 def is_scaled(activation: Any) -> bool:
     """Whether activations of a type are multiplied with their block scales."""
-    return activation in FORMATS
+    return isinstance(activation, str) and activation in FORMATS

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ladder.api.fused_trials import Progress, torch_seconds
 from ladder.api.superopt_calls import Contract, copies, require_pure
 from ladder.api.superopt_parts import Partitioned, partitioned
@@ -14,7 +16,13 @@ from ladder.api.superopt_task import Superoptimized, Task, require_provable, req
 from ladder.api.tensor_program import Recorded, decoded, name_of, packed_types, recorded, translated
 from ladder.runtime.compile import target_of
 from ladder.superopt.generator import Limits
-from tile_types.errors import ConversionError, ScheduleError, VerificationError
+from tile_types.errors import (
+    ConversionError,
+    ScheduleError,
+    VerificationError,
+    require_callable,
+    sequence_of,
+)
 from tile_types.quantized import QuantizedTensor
 
 TRIALS = 16
@@ -72,8 +80,7 @@ def superoptimize(
     ScheduleError
         If no graph was found of any part, or none can be lowered.
     """
-    given = decoded(inputs)
-    _require_elements(given)
+    given = _given(function, inputs)
     tensors = copies(name_of(function), given)
     where = target_of(tensors[0].device)
     task = Task(where, limits, target, trials, checkpoint, seed, step, reuse, constants)
@@ -83,10 +90,15 @@ def superoptimize(
     return replace(_optimised(function, inputs, tensors, found, task), contract=contract)
 
 
-def _require_elements(given: Sequence[Any]) -> None:
+def _given(function: object, inputs: Sequence[Any]) -> list[Any]:
+    """Return inputs as tensors; raises unless they are, with elements, and the function can be called."""
+    require_callable(function, "superoptimize takes a function of tensors")
+    sequence_of((torch.Tensor, QuantizedTensor), inputs, "inputs must be a list or tuple of tensors")
+    given = decoded(inputs)
     for number, tensor in enumerate(given):
         if not tensor.numel():
             raise ConversionError(f"input {number} has no elements: kernels are made for extents from 1 on")
+    return given
 
 
 def _optimised(

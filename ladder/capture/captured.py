@@ -32,7 +32,13 @@ from ladder.capture.run import continue_run, start_run
 from ladder.capture.values.tensors import are_transformed, modes_are_active
 from ladder.faults import tolerated
 from ladder.forks import renewed
-from tile_types.errors import AliasingError, DeviceError, MissingToolError, ValueRangeError
+from tile_types.errors import (
+    AliasingError,
+    DeviceError,
+    MissingToolError,
+    ValueRangeError,
+    require_callable,
+)
 
 
 @contextmanager
@@ -119,7 +125,8 @@ class Captured(Store):
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
-        super().__init__(function, backend or run_as_is)
+        require_callable(run_as_is if backend is None else backend, "backend must be a function")
+        super().__init__(function, run_as_is if backend is None else backend)
         self.within: Captured | None = None
         """What captures calls of a module by its own methods."""
 

@@ -179,8 +179,10 @@ class Importer:
         return self.box(value, begins, extents, [step if at == axis else 1 for at in range(len(shape))])
 
     def reduce(self, operator: str, value: str, axes: Sequence[int], keep: bool) -> str:
-        """Reduce axes, the last first."""
+        """Reduce axes, the last first; a number that has none is added to 0, as torch sums: -0 becomes 0."""
         rank = len(self.shape(value))
+        if not rank and operator == "reduce_sum" and "float" in self.ttype(value):
+            return self.g.add("add", value, self.number(0.0, self.ttype(value)))
         for axis in sorted({axis % rank for axis in axes} if rank else (), reverse=True):
             value = self.g.add(operator, value, axis=axis, keep=keep)
         return value

@@ -15,7 +15,7 @@ from typing import Any
 from ladder.ir.extents import Shape, canonical, show_shape
 from ladder.ir.indexing import Affine
 from ladder.ir.ops import OPERATORS, get_operator
-from tile_types.errors import DTypeError, ShapeError
+from tile_types.errors import DTypeError, ShapeError, require_callable, require_kind, sequence_of
 from tile_types.library import get_type, group_scaled
 from tile_types.tile import Extent
 from tile_types.ttype import TType
@@ -185,6 +185,12 @@ class Compute(Source):
         return {**dict(zip(self.axes, self.shape, strict=True)), **self.reduce}
 
 
+def _extents(shape: object) -> tuple[Extent, ...]:
+    """Return extents in their canonical form."""
+    kinds = "a shape is a list or tuple of whole numbers and names"
+    return tuple(canonical(extent) for extent in sequence_of((int, str), shape, kinds))
+
+
 def tensor(
     name: str,
     shape: Sequence[Extent],
@@ -216,7 +222,8 @@ def tensor(
     UnknownNameError, ConversionError, ShapeError
         From `tile_types.group_scaled`, or if a group size is needed and absent.
     """
-    extents = tuple(canonical(extent) for extent in shape)
+    require_kind(name, str, "the name of a tensor is a text")
+    extents = _extents(shape)
     found = get_type(ttype)
     if group_size is None:
         if (zero or "none") != "none":
@@ -262,7 +269,8 @@ def compute(
     ShapeError
         If the arguments of ``body`` do not fit ``shape`` and ``reduce``.
     """
-    extents = tuple(canonical(extent) for extent in shape)
+    require_callable(body, "the body of a computation is a function of its indices")
+    extents = _extents(shape)
     reduced = {key: canonical(extent) for key, extent in (reduce or {}).items()}
     axes = _axis_names(body, len(extents), reduced)
     indices = {key: Index(Affine(((key, 1),))) for key in (*axes, *reduced)}

@@ -9,7 +9,7 @@ import numpy as np
 
 from ladder.ir.windows import Windows, windows_from
 from tile_types import TType, get_type
-from tile_types.errors import DTypeError, ShapeError
+from tile_types.errors import DTypeError, ShapeError, require_kind, whole_number
 
 ZERO_KINDS = ("none", "integer", "float")
 """How zero points are stored: absent, integers in code space, or real numbers (HQQ)."""
@@ -129,6 +129,7 @@ class Gemm:
         return hash((self.n, self.k, self.weight, self.activation, self.group_size))
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         if self.group_size == 0:
             object.__setattr__(self, "group_size", self.k)
         object.__setattr__(self, "windows", windows_from(self.windows))
@@ -155,6 +156,11 @@ class Gemm:
         ):
             if value not in allowed:
                 raise DTypeError(f"{label} must be one of {', '.join(allowed)}, got {value!r}")
+
+    def _check_kinds(self) -> None:
+        for name in ("n", "k", "group_size", "experts"):
+            whole_number(getattr(self, name), f"{name} of a product")
+        require_kind(self.weight, str, "the weight type of a product is a name")
 
     def _check_windows(self) -> None:
         if self.windows is None:

@@ -233,8 +233,8 @@ class KernelCache:
         Folder of the cache; `cache_root` by default.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
-        self.root = cache_root() if root is None else root
+    def __init__(self, root: str | Path | None = None) -> None:
+        self.root = cache_root() if root is None else Path(root)
         self.kernels = self.root / "kernels"
         self.temporary = self.root / "tmp"
 

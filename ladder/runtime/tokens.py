@@ -13,7 +13,7 @@ from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.threads import keep_apart
 from tile_types.arrays import torch_dtype
-from tile_types.errors import DTypeError
+from tile_types.errors import DTypeError, ShapeError
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,8 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
         raise DTypeError(f"tokens are quantized to {', '.join(EIGHT_BIT)}, got {activation!r}")
     source = str(x.dtype).removeprefix("torch.")
     require_quantizable(source)
+    if x.layout not in (torch.strided, torch.jagged) or not x.dim() or not x.shape[-1]:
+        raise ShapeError(f"tokens are dense rows of at least one element, got {x.layout} of {tuple(x.shape)}")
     on_cpu = x.device.type == "cpu"
     if on_cpu and (activation != "int8" or group):
         return quantize_tokens(x, activation, group)

@@ -102,3 +102,22 @@ def test_conjugates_of_what_is_written() -> None:
             y = x.clone()
             torch.testing.assert_close(fast(x), program(y), rtol=0, atol=0)
             assert torch.equal(x, y)
+
+
+def test_views_of_what_is_written_lie_as_the_argument_of_each_call() -> None:
+    """Sizes are open, and no plan serves all: that of each set of sizes has strides and offset of its own."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        v = x.reshape_as(x)
+        x.sub_(1)
+        return v[x.shape[0] // 2 :], x.triu(1)
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for shape in [(17, 5), (17, 5), (1, 5), (17, 8), (18, 9), (1, 0), (17, 5), (20, 3)]:
+            mine = torch.arange(20 * 9.0)[: shape[0] * shape[1]].reshape(shape).clone()
+            theirs = mine.clone()
+            for found, expected in zip(fast(mine), program(theirs), strict=True):
+                assert torch.equal(found, expected)
+                assert found.stride() == expected.stride()
+            assert torch.equal(mine, theirs)

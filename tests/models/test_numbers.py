@@ -101,3 +101,17 @@ def test_powers_of_integers_are_exact_and_wrap(dtype: torch.dtype) -> None:
     for _ in range(2):
         for expected, found in zip(powers(x, y), fast(x, y), strict=True):
             assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_sums_of_minus_zero_are_zero(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def sums(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(), x.mean(), x.nansum(), x.sum(0), x.mean(-1, keepdim=True), x.sum(dtype=torch.float32)
+
+    x = torch.full(shape, -0.0, dtype=dtype)
+    fast = ladder.compile(sums)
+    for _ in range(2):
+        for expected, found in zip(sums(x), fast(x), strict=True):
+            assert torch.equal(expected, found)
+            assert torch.equal(expected.signbit(), found.signbit())

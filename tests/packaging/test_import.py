@@ -55,3 +55,31 @@ def test_shadowed_package_is_named_with_a_remedy(tmp_path: Path, name: str) -> N
     assert str(tmp_path) in message
     assert repr(name) in message
     assert "rename" in message.lower()
+
+
+INTERRUPTED = """
+import signal, sys, time
+import ladder
+
+def interrupt(event, given):
+    if event == "import" and given[0] == "tvm.tirx" and not interrupted:
+        interrupted.append(1)
+        signal.raise_signal(signal.SIGINT)
+
+interrupted = []
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for what runs behind
+sys.addaudithook(interrupt)
+try:
+    import tvm
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+import tvm.tirx
+print(tvm.runtime.__name__, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+def test_an_interrupt_while_tvm_is_imported_takes_effect_behind_the_import() -> None:
+    """What is left in the middle of its import cannot be imported again."""
+    done = python(INTERRUPTED, path=str(ROOT))
+    assert done.stdout.split() == ["interrupted", "tvm.runtime", "True"], done.stderr
