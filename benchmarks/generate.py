@@ -9,11 +9,18 @@ the same tensors. "ms" is the time of a loop over all tokens by their number: no
 Python runs ahead; "ms read" is that of a loop that reads each token; "ms replay" that of the CUDA graph of
 `ladder.compile` alone. Where tokens part from eager's, the gap of its logits between the two choices stands
 beside the rounding step of the larger: a gap of a few steps is a tie of rounding; all later tokens differ.
+
+With random weights the largest of 128,256 logits leads by little, and one tie changes all that follows.
+``--forced N`` therefore gives N tokens to three models alike: in float32 with the weights that the codes
+stand for, which chooses them; torch's eager one of the same weights rounded to 16 bits; `ladder.compile`.
+Of the latter two it tells how far their logits are from float32's, how often they choose the same token,
+and the largest lead of float32's token where they do not.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import statistics
 import time
@@ -29,6 +36,7 @@ from benchmarks.harness import (
     require_gpu,
     write_record,
 )
+from ladder.api.stacked_experts import HOME
 
 LLAMA = {
     "num_key_value_heads": 8,
@@ -106,6 +114,12 @@ class Decoding:
         for tensor in (self.token, self.position):
             torch._dynamo.mark_static_address(tensor)  # else torch records no CUDA graph that writes it
 
+    def read(self, token: torch.Tensor) -> torch.Tensor:
+        """Read a token that is given; return the logits of the next in double precision."""
+        self.token.copy_(token)
+        logits: torch.Tensor = self.call(self.token, self.position, self.cache)
+        return logits.double()
+
     def step(self) -> None:
         """Decode one token."""
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
@@ -157,6 +171,74 @@ def first_difference(found: list[int], eager: list[int], logits: list[torch.Tens
     return {"at": at, "gap": chosen - other, "step": step}
 
 
+def decoded_values(model: Any, name: str) -> torch.Tensor:
+    """Return the values of a parameter, in float32 those that codes stand for."""
+    owner, _, last = name.rpartition(".")
+    module = model.get_submodule(owner)
+    layer = dict(getattr(module, HOME, {})).get(last, module)  # experts keep their layers there
+    if not isinstance(layer, ladder.Linear) or (layer is module and last != "weight"):
+        found: torch.Tensor = getattr(module, last)
+        return found
+    place = next(layer.buffers()).device
+    assert layer.canonical is not None  # `ladder.quantize_` keeps it
+    values: torch.Tensor = layer.canonical.to(place).dequantize("float32")
+    return values
+
+
+def decoded_model(model: Any, dtype: torch.dtype) -> Any:
+    """Return a plain model of transformers with the weights that a model's codes stand for, rounded once."""
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = False  # the head may be quantized where the embedding is not
+    with torch.device(next(model.buffers()).device):
+        plain = type(model)._from_config(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            parameter.copy_(decoded_values(model, name).reshape(parameter.shape))
+    return plain
+
+
+def logits_of(model: Any) -> Step:
+    """Return what reads one token and gives the logits of the next."""
+
+    def step(token: torch.Tensor, position: torch.Tensor, cache: Any) -> Any:
+        found = model(token, past_key_values=cache, use_cache=True, cache_position=position)
+        position.add_(1)
+        return found.logits[0, -1]
+
+    return step
+
+
+def forced(model: Any, prompt: torch.Tensor, tokens: int) -> dict[str, Any]:
+    """Give the same tokens to a model in float32, to torch's of 16 bits and to ours; compare logits."""
+    exact, eager = (decoded_model(model, dtype) for dtype in (torch.float32, model.dtype))
+    exact_work = Decoding(exact, logits_of(exact), prompt, tokens + 1)
+    works = {
+        "eager": Decoding(eager, logits_of(eager), prompt, tokens + 1),
+        "ladder": Decoding(model, ladder.compile(logits_of(model)), prompt, tokens + 1),
+    }
+    found: dict[str, Any] = {name: {"errors": [], "same": 0, "lead": 0.0} for name in works}
+    token = exact_work.token.clone()
+    for _ in range(tokens):
+        right = exact_work.read(token)
+        spread = float(right.std())
+        for name, work in works.items():
+            near, row = work.read(token), found[name]
+            row["errors"].append(float((near - right).norm() / right.norm()))
+            chosen = int(near.argmax())
+            row["same"] += chosen == int(right.argmax())
+            row["lead"] = max(row["lead"], float(right.max() - right[chosen]) / spread)
+        token = right.argmax().view(1, 1)
+    for name, row in found.items():
+        row["of"] = tokens
+        print(
+            f"forced tokens, {name:6}: logits {statistics.median(row['errors']):.2e} (most"
+            f" {max(row['errors']):.2e}) from float32's, {row['same']} of {tokens} tokens the same, float32's"
+            f" leads by at most {row['lead']:.3f} standard deviations at others",
+            flush=True,
+        )
+    return found
+
+
 def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
     """Decode with one type of weights in every way; print and return the figures."""
     layers = {} if arguments.layers is None else {"num_hidden_layers": arguments.layers}
@@ -191,6 +273,8 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
         if found["parts"]:
             print("tokens part at {at}: gap {gap:.4f}, rounding step {step:.4f}".format(**found["parts"]))
         print(found.get("explain", ""), flush=True)
+    if arguments.forced:
+        rows["forced"] = forced(model, prompt, arguments.forced)
     return rows
 
 
@@ -204,6 +288,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--warm", type=int, default=8, help="tokens before those that are timed")
     parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--forced", type=int, default=0, help="tokens that are given to compare logits")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     require_gpu()
