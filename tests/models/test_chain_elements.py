@@ -15,6 +15,7 @@ from test_gpu_chains import simulated
 import ladder
 from ladder.ir import Graph, GraphBuilder
 from ladder.lower.chain import emit_chain
+from ladder.partition.partition import partition
 from ladder.partition.rows import row_axes
 from ladder.runtime.compile import target_of
 from targets import get_device
@@ -239,3 +240,15 @@ def test_rows_before_the_first_are_not_put(target: str) -> None:
     assert {finding.kind for finding in found.findings} <= {"unwritten"}, found.report()
     assert np.array_equal(into[0], -values[1])
     assert not into[1:].any()
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+def test_cosines_of_few_angles_are_computed_once(target: str) -> None:
+    """Code that reduces arguments is long: heads read the cosines of a token, each by a load."""
+    for heads, chains in ((8, 2), (2, 1)):
+        g = GraphBuilder("rotary")
+        angle = g.add("reshape", g.input("angles", "float32", (1, 64)), shape=(1, 1, 64))
+        turned = g.add("mul", g.input("x", "float32", (1, heads, 64)), g.add("cos", angle))
+        assert [part.kind for part in partition(g.finish(turned), device=get_device(target))] == [
+            "chain"
+        ] * chains
