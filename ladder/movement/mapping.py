@@ -60,6 +60,9 @@ TILES = (
 SPREADS = (Mapping(spread=4), Mapping(spread=8), Mapping(num=2, spread=4))
 """Mappings of chains without reductions."""
 
+OFTEN = 4
+"""Reductions of a row that are many."""
+
 HELD = 32
 """Elements of a row that a lane holds at most: more spill, or leave too few warps."""
 
@@ -107,7 +110,7 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
     columns = held_columns(graph, rows)
     if columns is None:
         return [] if tiles else [Mapping(_streaming_lanes(graph, rows, extents, wave))]
-    width = _width(graph, rows)
+    width = row_width(graph, rows)
     return (_row_tiles if tiles else _held)(columns, count, width)
 
 
@@ -200,13 +203,22 @@ def reduced_extents(graph: Graph) -> list[Extent]:
 def held_width(graph: Graph) -> int:
     """Return the neighbouring columns that a lane takes at once."""
     rows = loop_axes(graph, graph.outputs)
-    return _width(graph, 0 if rows is None else rows)
+    return row_width(graph, 0 if rows is None else rows)
 
 
-def _width(graph: Graph, rows: int) -> int:
+def row_width(graph: Graph, rows: int) -> int:
+    """Return the columns that a lane takes at once: 16 bytes of the narrowest result, or its share of a row.
+
+    Where rows are reduced again and again all lanes of a warp share them: the work of a lane is unrolled, and
+    its instructions, which no other warp needs, come from memory as they are executed.
+    """
     tiles = [graph.tile(value) for value in graph.outputs if len(graph.tile(value).shape) > rows]
     width = min(8, max((16 // SIZES.get(tile.ttype.name, 16) for tile in tiles), default=1))
     while width > 1 and any(not isinstance(t.shape[-1], int) or t.shape[-1] % width for t in tiles):
+        width //= 2
+    extents = reduced_extents(graph)
+    longest = max((extent for extent in extents if isinstance(extent, int)), default=0)
+    while width > 1 and len(extents) > OFTEN and longest < WARP * width:
         width //= 2
     return width
 
@@ -240,7 +252,7 @@ def _streaming_lanes(graph: Graph, rows: int, extents: list[Extent], wave: int) 
     """Return the threads that share a row which is read again for each use."""
     counts = [product(graph.tile(value).shape[rows:]) for value in graph.outputs] + extents
     known = [count for count in counts if isinstance(count, int)]
-    width = _width(graph, rows)
+    width = row_width(graph, rows)
     largest = max(known) if len(known) == len(counts) else LONGEST * width
     vectors = -(-largest // (width * 2))
     return min(LONGEST, max(wave, 1 << max(0, vectors - 1).bit_length()))

@@ -31,7 +31,7 @@ from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import WIDE, Vectors
-from ladder.movement.mapping import MANY, WINDOW, Mapping, reduced_extents
+from ladder.movement.mapping import MANY, OFTEN, WINDOW, Mapping, reduced_extents, row_width
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
 
@@ -157,14 +157,13 @@ class GpuNest(Nest):
         return [self.extent(extent) for extent in self.graph.tile(value).shape]
 
     def width(self) -> int:
-        """Return the columns that a lane takes at once: 16 bytes of the narrowest result."""
-        tiles = [self.graph.tile(value) for value in self.graph.outputs]
-        tiles = [tile for tile in tiles if len(tile.shape) > self.rows]
-        widths = [WIDE // BYTES.get(stored_type(tile.ttype.name), WIDE) for tile in tiles]
-        width = min(8, max(widths, default=1))
-        while width > 1 and any(not isinstance(t.shape[-1], int) or t.shape[-1] % width for t in tiles):
-            width //= 2
-        return width
+        """Return the columns that a lane takes at once."""
+        return row_width(self.graph, self.rows)
+
+    def is_long(self) -> bool:
+        """Whether few blocks execute long code: rows in registers that are reduced again and again."""
+        few = isinstance(self.count, int) and self.count <= self.dialect.device.units
+        return few and bool(self.mapping.num) and len(self.reductions()) > OFTEN
 
     def reductions(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.operator in REDUCTIONS]
