@@ -30,8 +30,11 @@ from schedules.schedule import GpuSchedule
 from schedules.shares import whole_tiles
 from targets import Core, TileDevice
 
-CLUSTER_LOSS = 0.04
-"""Multiprocessors left over per further pair of blocks in a cluster: a cluster stays in one GPC."""
+CLUSTER_SHARE = 0.92
+"""Part of the multiprocessors that clusters of more than two blocks can occupy: a cluster stays in one GPC.
+
+On an H200 and an H100 120 blocks in clusters of four and eight run at once, 128 do not.
+"""
 
 
 class Grid(NamedTuple):
@@ -116,7 +119,8 @@ def usable_units(device: TileDevice, cluster: int) -> int:
     """Return the multiprocessors that clusters of this many blocks can occupy."""
     if cluster == 1:
         return device.units
-    return max(cluster, int(device.units * (1 - CLUSTER_LOSS * (cluster - 2))) // cluster * cluster)
+    usable = device.units * (CLUSTER_SHARE if cluster > 2 else 1.0)
+    return max(cluster, int(usable) // cluster * cluster)
 
 
 STEPS = 14

@@ -133,6 +133,9 @@ WORK_POWER = 2.0
 EDGE_OVERLAP = 1.0
 """wgmma: share of a block's start and end that other blocks of its multiprocessor hide as they do latency."""
 
+CROWDED = 0.8
+"""wgmma that decodes: by how much of a multiprocessor's room blocks lie closer than spread evenly."""
+
 TURNOVER_SECONDS = 0.0
 """wgmma: from one block to the next where a multiprocessor holds one; a persistent grid has no such ends."""
 
@@ -188,9 +191,8 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     if device.vendor == "amd":
         return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
     grid = grid_of(gemm, device, schedule, m)
-    if schedule.pipeline == "gemv":
-        room = min(grid.resident, grid.blocks) - grid.rounds
-        grid = grid._replace(rounds=grid.rounds + streaming(gemm)["CROWDED"] * max(0, room))
+    room = max(0, min(grid.resident, grid.blocks) - grid.rounds)
+    grid = grid._replace(rounds=grid.rounds + _crowded(gemm, schedule) * room)
     traffic = traffic_of(gemm, m)
     moved = moved_bytes(device, schedule, traffic, grid, _constants(gemm)["L2_KEPT"])
     dram = _dram_seconds(gemm, device, schedule, moved, grid)
@@ -207,6 +209,18 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     latency = -(-grid.rounds // grid.resident) * work.chain
     parts = (terms.start, dram, l2, latency, grid.rounds * work.issue, grid.rounds * work.tensor)
     return Cost(seconds, PARTS, parts, traffic.least, 2 * m * gemm.n * gemm.k)
+
+
+def _crowded(gemm: Gemm, schedule: GpuSchedule) -> float:
+    """Return by how much of a multiprocessor's room blocks lie closer than spread evenly.
+
+    Those of the next launch come while others of the one before still run, and fill up what has room.
+    """
+    if schedule.pipeline == "gemv":
+        return streaming(gemm)["CROWDED"]
+    decodes = weight_bits(gemm) < lane_of(gemm.activation)
+    crowds = schedule.pipeline in WARPGROUPS and not schedule.persistent and decodes
+    return _constants(gemm)["CROWDED"] if crowds else 0.0
 
 
 class Terms(NamedTuple):
@@ -270,14 +284,9 @@ def _efficiency(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
 def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work) -> float:
     """Return the time of the busiest multiprocessor."""
     if not schedule.persistent:
-        warpgroups = schedule.pipeline in WARPGROUPS
-        alone = grid.resident == 1 and warpgroups
+        alone = grid.resident == 1 and schedule.pipeline in WARPGROUPS
         turns = (grid.rounds - 1) * _constants(gemm)["TURNOVER_SECONDS"] if alone else 0.0
-        # Blocks of a cluster lie on one multiprocessor where they fit, and leave others idle: that costs
-        # where they decode.
-        packs = warpgroups and weight_bits(gemm) < lane_of(gemm.activation)
-        packed = min(grid.resident, schedule.split_k * schedule.cluster) if packs else 1
-        return work.waves(max(grid.rounds, packed), grid.resident) + turns
+        return work.waves(grid.rounds, grid.resident) + turns
     block = _constants(gemm)["BLOCK_SECONDS"] + grid.stage * _constants(gemm)["FIRST_BYTE_SECONDS"]
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
         parts = most_parts(grid.blocks, device.units, schedule.tails)

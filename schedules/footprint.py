@@ -47,6 +47,18 @@ X_SUMS = 1024
 X_BUFFER_BYTES = 216 * 1024
 """All of gemv's buffers of A together, at most: enough to keep another block off the multiprocessor."""
 
+RESERVED_BYTES = 1024
+"""Bytes of shared memory that the system takes per block (CUDA programming guide, compute capability 9.0)."""
+
+ALIGNMENT_BYTES = 3 * 1024
+"""What a wgmma block's shared memory may be more than is placed there."""
+
+ESTIMATE_ERROR = 16
+"""Registers by which ptxas may exceed the estimate of wgmma: closer to the limit, they are handed over."""
+
+SQUEEZED = 8
+"""Registers beyond the estimate with which ptxas is trusted not to spill, so that one more block fits."""
+
 WAVES = tuple(FORMS)
 """Pipelines of AMD's waves."""
 
@@ -242,7 +254,7 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the shared memory of a wgmma block without its decode table."""
     ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
-    return ring + _staging_bytes(gemm, schedule) + 3 * 1024
+    return ring + _staging_bytes(gemm, schedule) + ALIGNMENT_BYTES
 
 
 def least_x_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
@@ -378,6 +390,12 @@ def launch_registers(warps: int) -> int:
     return min(255, 65536 // (WARP * -(-warps // 4) * 4) // 8 * 8)
 
 
+def moves_registers(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Whether wgmma's producer hands registers to the math warps (setmaxnreg), so that the block is alone."""
+    spare = launch_registers(schedule.warps + 4) - math_register_estimate(gemm, schedule)
+    return schedule.warps > 4 and spare < ESTIMATE_ERROR
+
+
 def math_registers(warps: int) -> int:
     """Return the most registers of a wgmma math thread if one block fills a multiprocessor.
 
@@ -396,12 +414,34 @@ def of_any_n(gemm: Gemm) -> Gemm:
 
 
 @lru_cache(maxsize=16384)
+def warpgroup_blocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
+    """Return the blocks of wgmma that a multiprocessor holds.
+
+    ptxas is asked to leave them registers, and shared memory that is left unused keeps further ones out.
+    """
+    if schedule.persistent or moves_registers(gemm, schedule):
+        return 1
+    fitting = device.shared_per_unit // (_placed_bytes(gemm, schedule) + RESERVED_BYTES)
+    enough = math_register_estimate(gemm, schedule) + SQUEEZED
+    warps = block_threads(schedule) // WARP
+    return next((n for n in range(fitting, 1, -1) if launch_registers(n * warps) >= enough), 1)
+
+
+def _placed_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the bytes of shared memory that a wgmma block places, to the alignment of a few parts."""
+    return shared_bytes(gemm, schedule) - ALIGNMENT_BYTES + 512
+
+
+@lru_cache(maxsize=16384)
 def resources(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resources:
     """Return what one block of ``schedule`` takes on ``device``."""
     threads = block_threads(schedule)
     shared, registers = shared_bytes(gemm, schedule), registers_per_thread(gemm, schedule)
+    if schedule.pipeline == "wgmma":
+        blocks = warpgroup_blocks(gemm, device, schedule)
+        return Resources(shared, stage_bytes(gemm, schedule), registers, threads, blocks)
     by_registers = device.registers_per_unit // (-(-registers // 8) * 8 * threads)
-    reserved = 1024 if device.vendor == "nvidia" else 0  # the driver's, of every block
+    reserved = RESERVED_BYTES if device.vendor == "nvidia" else 0  # the driver's, of every block
     by_shared = device.shared_per_unit // (shared + reserved)
     blocks = min(by_registers, by_shared, device.max_threads_per_unit // threads, device.max_blocks_per_unit)
     if schedule.pipeline in SLICED:

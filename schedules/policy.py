@@ -36,7 +36,7 @@ from schedules.layouts import TILE, lane_of, packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import DEALS, RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList, check
-from schedules.segments import GAIN, cover, m_grid, octave_weights, segments
+from schedules.segments import GAIN, KNOWN_SWITCH, SWITCH, cover, m_grid, octave_weights, segments
 from schedules.spilling import is_unrolled_too_far, note_spilling, seen_spilling, spills_like
 from schedules.tilings import decodes_ahead, pipelines_for, tilings
 from schedules.tuning import TuningDatabase
@@ -368,7 +368,8 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
     close = MOST_CLOSE, PLAIN_GAIN if plain else CLOSE_GAIN
     most, gain = close if estimator.close else (MOST_SCHEDULES, GAIN)
-    served = segments(costs, cover(costs, octave_weights(grid), most, gain))
+    switch = KNOWN_SWITCH if estimator.exact else SWITCH
+    served = segments(costs, cover(costs, octave_weights(grid), most, gain), switch)
     limits = (*grid[:-1], LARGEST_M)
     entries = [(limit, pool[row]) for limit, row in zip(limits, served, strict=True)]
     return _merged(_as_usual(gemm, device, tuning, entries) if gemm.batch_invariant else entries)

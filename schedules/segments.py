@@ -13,8 +13,15 @@ GAIN = 0.0015
 LEAST_EXCHANGE = 1e-6
 """What an exchange of schedules must shorten the mean by, beyond rounding."""
 
-SWITCH = 0.02
-"""A schedule hands over to another once that is faster by this share: fewer entries, same times."""
+SWITCH = 0.04
+"""A schedule takes over from that of more rows of x once it is faster by this share.
+
+With fewer rows a kernel takes no longer than with more, so that only where another takes over can a call take
+longer than one of more rows: there expected times have to differ by more than what they are often off.
+"""
+
+KNOWN_SWITCH = 0.02
+"""The same where the very shape was timed: fewer entries, same times."""
 
 
 def m_grid(largest: int = 8192) -> tuple[int, ...]:
@@ -71,12 +78,12 @@ def _exchange(logs: np.ndarray, weights: np.ndarray, chosen: list[int]) -> bool:
     return bool(logs[chosen].min(axis=0) @ weights < before - LEAST_EXCHANGE)
 
 
-def segments(costs: np.ndarray, chosen: Sequence[int]) -> list[int]:
-    """Return, for each M, which of the ``chosen`` rows serves it, with few changes along M."""
+def segments(costs: np.ndarray, chosen: Sequence[int], switch: float = SWITCH) -> list[int]:
+    """Return for each M which of the ``chosen`` rows serves it, with few changes from the largest M down."""
     served: list[int] = []
-    for column in costs.T:
+    for column in costs.T[::-1]:
         best = min(chosen, key=lambda row: float(column[row]))
-        if served and column[served[-1]] <= (1 + SWITCH) * column[best]:
+        if served and column[served[-1]] <= (1 + switch) * column[best]:
             best = served[-1]
         served.append(best)
-    return served
+    return served[::-1]

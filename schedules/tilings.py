@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice, product
+from itertools import product
 from math import gcd, lcm, prod
 
 from ladder.ir.gemm import Gemm
@@ -246,11 +246,9 @@ def _smallest_depth(gemm: Gemm, pipeline: str, tile_k: int) -> int:
 def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[GpuSchedule]:
     """Yield the depths of pipelining worth ranking for a tile whose smallest depth is legal.
 
-    `Rule.depths`, for wgmma and digits up to the first that covers DRAM's latency: deeper ones only
-    take room from other blocks. Tiles of many rows of fp8 x fp8, whose stages are long and few, are ranked
-    at the deepest too, and so are clusters that split K: their blocks then lie on multiprocessors of their
-    own. Shallower ones replace them for the smallest step of K alone: a longer step with so few buffers
-    was never measured.
+    `Rule.depths`, for wgmma and digits up to the first that covers DRAM's latency, and what `_deeper` adds.
+    Shallower ones replace them for the smallest step of K alone: a longer step with so few buffers was never
+    measured.
     """
     dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
     wanted = dram.bandwidth * dram.sustained * dram.latency / device.units
@@ -269,14 +267,30 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
             break
     if found:
         yield found
-        plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
-        shares = schedule.split_k > 1 and resources(gemm, device, found).blocks_per_unit > 1
-        if schedule.pipeline == "wgmma" and (shares or (plain and schedule.tile_m > FEW_ROWS)):
-            deeper = (replace(found, stages=s) for s in RULES["wgmma"].stages[::-1] if s > found.stages)
-            yield from islice((deep for deep in deeper if is_legal(gemm, device, deep)), 1)
+        yield from _deeper(gemm, device, found) if schedule.pipeline == "wgmma" else ()
     elif schedule.pipeline not in SLICED and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
         shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
+
+
+def _deeper(gemm: Gemm, device: TileDevice, found: GpuSchedule) -> Iterator[GpuSchedule]:
+    """Yield deeper rings of a wgmma schedule: the deepest for each number of blocks that they leave room for.
+
+    Where fewer fit on a multiprocessor, they are spread evenly. Where weights are multiplied as they are,
+    only the deepest of blocks that share K, and of fp8 x fp8 in tiles of many rows, whose stages are long.
+    """
+    plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
+    narrow = weight_bits(gemm) < lane_of(gemm.activation)
+    beside = resources(gemm, device, found).blocks_per_unit
+    deepest: dict[int, GpuSchedule] = {}
+    for stages in (stages for stages in RULES["wgmma"].stages if stages > found.stages):
+        deep = replace(found, stages=stages)
+        if is_legal(gemm, device, deep):
+            deepest[resources(gemm, device, deep).blocks_per_unit] = deep
+    if narrow:
+        yield from (deep for blocks, deep in deepest.items() if blocks < beside)
+    elif deepest and ((found.split_k > 1 and beside > 1) or (plain and found.tile_m > FEW_ROWS)):
+        yield deepest[min(deepest)]
 
 
 def _tiles_of_m(gemm: Gemm, pipeline: str, *, full: bool) -> tuple[int, ...]:

@@ -99,6 +99,12 @@ def test_cover_takes_what_pays_and_segments_do_not_flutter() -> None:
     assert segments(np.array([[1.0, 1.2, 1.0], [1.1, 1.0, 1.1]]), [0, 1]) == [0, 1, 0]
 
 
+def test_the_kernel_of_more_rows_serves_fewer_until_another_is_clearly_faster() -> None:
+    costs = np.array([[1.0, 1.0, 1.3], [1.06, 1.03, 1.04]])
+    assert segments(costs, [0, 1]) == [0, 1, 1]
+    assert segments(costs, [0, 1], 0.0) == [0, 0, 1]
+
+
 def test_plans_never_lose_to_a_neighbour() -> None:
     """By the model's times, no M takes longer than a larger M, within what avoids needless entries."""
     from schedules.cost_model import predict

@@ -13,10 +13,10 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda.wgmma_geometry import SHARED_RESERVED, WARP_ROWS, WgmmaGeometry
+from ladder.lower.cuda.wgmma_geometry import WARP_ROWS, WgmmaGeometry
 from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE
 from ladder.lower.cuda.wgmma_spec import MathThread
-from schedules.footprint import TENSOR_COLUMNS, registers_per_thread, tensor_columns
+from schedules.footprint import RESERVED_BYTES, TENSOR_COLUMNS, registers_per_thread, tensor_columns
 from targets import TileDevice
 
 SLAB_COLUMNS = 32
@@ -68,7 +68,7 @@ class TensorGeometry(WgmmaGeometry):
 
     def resident_blocks(self, device: TileDevice) -> int:
         """Return the blocks that share a multiprocessor, its tensor memory included."""
-        shared = device.shared_per_unit // (self.shared_bytes + SHARED_RESERVED)
+        shared = device.shared_per_unit // (self.shared_bytes + RESERVED_BYTES)
         registers = device.registers_per_unit // (self.threads * LEAST_REGISTERS)
         return max(1, min(shared, registers, TENSOR_COLUMNS // self.columns))
 

@@ -14,13 +14,17 @@ from ladder.lower import Expr
 from ladder.lower.gpu.groups import Groups
 from schedules.codes import table_bytes
 from schedules.footprint import (
+    ALIGNMENT_BYTES,
+    CHUNK_BYTES,
+    RESERVED_BYTES,
     carries,
-    launch_registers,
     math_register_estimate,
+    moves_registers,
     scale_span,
     slices_in_turn,
     staged_columns,
     turn_slabs,
+    warpgroup_blocks,
 )
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
@@ -31,13 +35,6 @@ ROW_BYTES = 128
 
 WARP_ROWS = 16
 """Rows of a wgmma tile whose sums one warp holds."""
-
-
-SHARED_RESERVED = 1024
-"""Bytes of shared memory that the system takes per block (CUDA programming guide, compute capability 9.0)."""
-
-ESTIMATE_ERROR = 16
-"""Registers by which ptxas may exceed the estimate: closer to the limit, registers are handed over."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +239,7 @@ class WgmmaGeometry:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
         ring = self.schedule.stages * (self.stage_bytes + 16)
-        return ring + self.staging_bytes + self.cluster_bytes + self.table_bytes + 3 * 1024
+        return ring + self.staging_bytes + self.cluster_bytes + self.table_bytes + ALIGNMENT_BYTES
 
     # ---- registers ------------------------------------------------------------------
     @property
@@ -253,17 +250,23 @@ class WgmmaGeometry:
     @property
     def reallocates(self) -> bool:
         """Whether the producer hands registers to the math warpgroups (setmaxnreg)."""
-        spare = launch_registers(self.schedule.warps + 4) - self.register_estimate
-        return self.schedule.warps > 4 and spare < ESTIMATE_ERROR
+        return moves_registers(self.gemm, self.schedule)
 
     def resident_blocks(self, device: TileDevice) -> int:
         """Return the blocks that share a multiprocessor; ptxas is asked to leave them registers."""
-        if self.schedule.persistent or self.reallocates:
-            return 1
-        blocks = device.shared_per_unit // (self.shared_bytes + SHARED_RESERVED)
-        enough = self.register_estimate + ESTIMATE_ERROR
-        warps = self.threads // 32
-        return next((n for n in range(blocks, 1, -1) if launch_registers(n * warps) >= enough), 1)
+        return warpgroup_blocks(self.gemm, device, self.schedule)
+
+    def least_bytes(self, device: TileDevice) -> int:
+        """Return the shared memory that a block takes at least, so that no more than meant lie beside it.
+
+        Blocks of the next launch come while those of the one before still run, and fill up a multiprocessor
+        while others have none: their work then takes as long as that of all that fit. A persistent grid has
+        a block for each multiprocessor, and experts have blocks enough.
+        """
+        if self.schedule.persistent or self.gemm.experts or self.reallocates:
+            return 0
+        share = device.shared_per_unit // (self.resident_blocks(device) + 1)
+        return share // CHUNK_BYTES * CHUNK_BYTES - RESERVED_BYTES + CHUNK_BYTES
 
 
 def accumulator_row(warp: Expr, lane: Expr, index: int) -> Expr:

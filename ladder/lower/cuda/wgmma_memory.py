@@ -40,7 +40,7 @@ def allocate_memory(spec: Spec, grid: Grid, args: Arguments) -> Memory:
     """Allocate shared memory."""
     pool = b.shared_pool()
     memory = place_memory(pool, spec, grid, args)
-    pool.commit()
+    pool.commit(max(pool.max_offset, spec.geo.least_bytes(spec.device)))
     return memory
 
 
