@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
+import weakref
+from collections import OrderedDict
 
 import numpy as np
 import torch
 import torch.utils.checkpoint
-from capture_world import calls, normal, normals, program, steps
+from capture_world import calls, normal, normals, program, programs, steps
 from torch.autograd import Variable
+from torch.nn.utils import parametrizations
 
 
 @program
@@ -281,3 +285,76 @@ def numbers_of_numpy_that_torch_takes_for_floats():
         return added, x * np.complex64(1 + 2j), operator.mul(np.complex128(1j), x)
 
     return calls(fn, *(lambda: (torch.arange(1, 5),),) * 3)
+
+
+@program
+def lengths_of_views():
+    layers = torch.nn.ModuleDict({"a": torch.nn.ReLU(), "b": torch.nn.Tanh()})
+    scales, ordered = {"a": 2}, OrderedDict(a=1, b=2)
+
+    def fn(x):
+        made = {name: layer(x) for name, layer in layers.items()}
+        if len(layers._modules.values()) != len(scales.keys()):
+            x = x * len(scales.items())
+        return x, len(made.values()), len(made.items()), len(ordered.keys()), len(layers.keys())
+
+    def more():
+        scales["b"] = 3
+
+    return steps(fn, None, None, more, None, make=normals(3, 4))
+
+
+class Scaled:
+    @functools.singledispatchmethod
+    def scaled(self, value):
+        return value
+
+    @scaled.register
+    def _(self, value: torch.Tensor):
+        return value * 2
+
+    @scaled.register
+    def _(self, value: int):
+        return value + 1
+
+
+@program
+def methods_chosen_by_class():
+    owner, chosen = Scaled(), functools.singledispatch(lambda value: "object")
+
+    def fn(x):
+        return owner.scaled(x), owner.scaled(3), owner.scaled(None), chosen.dispatch(type(x))(x)
+
+    def register():
+        chosen.register(torch.Tensor, lambda value: value + 5)
+
+    return steps(fn, None, None, register, None, make=normals(3, 4))
+
+
+@program
+def weak_references_to_classes():
+    layers = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.GELU())
+
+    def fn(x):
+        met = []
+        for layer in layers:
+            met.append(weakref.ref(type(layer)))
+            x = layer(x) * len(met)
+        return x, [reference() is torch.nn.ReLU for reference in met]
+
+    return calls(fn, normals(3, 4), normals(3, 4), normals(2, 5))
+
+
+def recurrent_of(norm):
+    def make():
+        torch.manual_seed(0)
+        rnn = norm(torch.nn.LSTM(4, 5, 2, batch_first=True), "weight_hh_l0")
+        return calls(rnn.eval(), *(normals(2, 3, 4),) * 2, normals(3, 5, 4))
+
+    return make
+
+
+programs(
+    weights_that_a_recurrent_layer_computes=recurrent_of(parametrizations.weight_norm),
+    weights_that_a_hook_computes=recurrent_of(torch.nn.utils.weight_norm),
+)

@@ -6,7 +6,7 @@ import abc
 import builtins
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +20,7 @@ from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.counts import counted_metadata, is_counted
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.modeled import enter_inference
-from ladder.capture.operations.objects import is_fixed, seen_through
+from ladder.capture.operations.objects import is_fixed, seen_through, shown
 from ladder.capture.operations.replay import advance, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata
 from ladder.capture.operations.tensor_operators import known_text
@@ -165,11 +165,19 @@ def _tensor_length(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs
     return open_metadata(vm, value, "__len__", ()) if is_open(vm, value) else len(value)
 
 
+_VIEWS = frozenset(
+    type(getattr(kind(), name)()) for kind in (dict, OrderedDict) for name in ("keys", "values", "items")
+)
+"""What shows the keys or values of a dictionary, and is as long."""
+
+
 def _len(vm: Interpreter, value: Any) -> Any:
     if type(value) is DynamicSize:
         return len(value)
     value = seen_through(vm, vm.plain(value))
     kind = type(value)
+    if kind in _VIEWS:
+        return _len(vm, shown(value.mapping))
     if is_constant(value) and vm.heap.find(value) is None:
         return len(value)
     if is_a(value, torch.Tensor):

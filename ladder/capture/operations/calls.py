@@ -43,7 +43,7 @@ _NATIVE_TYPES = (
     *(types.ClassMethodDescriptorType, type(torch.jit.script), torch._ops.OpOverload),
     type(re.compile("").sub),
 )
-_DISPATCHED: Any = getattr(functools.singledispatch(lambda value: value), "__code__", None)
+_SINGLE: Any = functools.singledispatch(lambda value: value)
 _COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
 """Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
 _UNTOLD = frozenset({"torch.nn.modules.transformer"})
@@ -242,7 +242,7 @@ def _annotation(function: Any, kwargs: dict[str, Any]) -> Call | None:
         return _disabled_by_torch
     if "_torchdynamo_inline" in function.__dict__:
         return _compiled_by_torch
-    return _dispatched if function.__code__ is _DISPATCHED else None
+    return _DISPATCHING.get(function.__code__)
 
 
 def _compiling(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -304,12 +304,30 @@ def _compiled_by_us(vm: Interpreter, function: Store, args: tuple[Any, ...], kwa
 
 def _dispatched(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a `functools.singledispatch` function."""
-    node, kind = vm.heap.node(function), type(vm.plain(args[0]))
-    chosen = function.dispatch(kind)
-    constant = vm.heap.constant
-    text = f"{node.var}.dispatch({constant(kind)}) is {constant(chosen)}"
+    kind = type(vm.plain(args[0]))
+    return vm.call(_chosen(vm, function, "dispatch", kind), args, kwargs)
+
+
+def _dispatch(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``dispatch`` of such a function, as methods that choose by the class of an argument do."""
+    (kind,) = map(vm.plain, args)
+    if kwargs or not is_a(kind, type):
+        raise CaptureError("dispatch by what is no class")
+    return _chosen(vm, function, "__call__", kind)
+
+
+def _chosen(vm: Interpreter, function: Any, method: str, kind: type) -> Any:
+    """Return what is registered for a class; the guard looks it up again."""
+    node, chosen, constant = vm.heap.node(function), getattr(function, method)(kind), vm.heap.constant
+    if not node.external:
+        raise CaptureError("what is registered in this call")
+    text = f"{node.var}.{method}({constant(kind)}) is {constant(chosen)}"
     vm.heap.guard.check(text, f"{node.var} dispatches {kind.__qualname__}")
-    return vm.call(pinned_part(vm, chosen), args, kwargs)
+    return pinned_part(vm, chosen)
+
+
+_DISPATCHING: dict[Any, Call] = {_SINGLE.__code__: _dispatched, _SINGLE.dispatch.__code__: _dispatch}
+"""Code of the functions that `functools.singledispatch` makes -> how they are called."""
 
 
 def _python_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

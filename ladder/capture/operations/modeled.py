@@ -339,6 +339,7 @@ NAMED: dict[tuple[str, str], Call] = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): note_generation,
     ("torch.utils.checkpoint", "checkpoint"): call_checkpoint,
     ("torch._functorch.vmap", "_flat_vmap"): map_rows,
+    ("torch.nn.modules.rnn", "RNNBase._update_flat_weights"): in_python(polyfills.update_flat_weights),
     ("torch._functorch.predispatch", "lazy_load_decompositions"): load_rules,
     **collectives.NAMED,
 }

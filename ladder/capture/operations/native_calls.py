@@ -72,10 +72,10 @@ _OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__", "__subclasse
 
 
 def _outlives(vm: Interpreter, target: Any) -> bool:
-    """Say whether `target` lives longer than this segment."""
-    if id(target) in vm.heap.arguments:
-        return True
+    """Say whether `target` lives longer than this segment: records hold classes that they name."""
     node = vm.heap.find(target)
+    if id(target) in vm.heap.arguments or (is_a(target, type) and (node is None or node.stable)):
+        return True
     return node is not None and node.external and not may_have_died(vm)
 
 

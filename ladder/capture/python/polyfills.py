@@ -241,6 +241,30 @@ def checkpoint(
     return function(*args, **kwargs)
 
 
+def update_flat_weights(rnn: Any) -> None:
+    """Stand for the method by which `torch.nn.RNNBase` finds that its weights were replaced.
+
+    It looks through weak references, also to what its last call computed for weights (`weight_norm`), which
+    nothing else may hold. Such weights are taken to be others in each call; the references are left dead,
+    so that what runs without capture does so too.
+    """
+    names = rnn._flat_weights_names
+    computed = [name for name in names if name not in rnn._parameters]
+    if not computed or rnn._flat_weights[0].is_cuda:
+        if rnn._weights_have_changed():
+            rnn._init_flat_weights()
+        return
+    for name in names:  # parametrizations compute them each time that they are asked for
+        if hasattr(rnn, name) and getattr(rnn, name) is not None and name in computed:
+            break
+    rnn._flat_weights = [getattr(rnn, name) if hasattr(rnn, name) else None for name in names]
+    rnn._flat_weight_refs = [_DEAD if weight is not None else None for weight in rnn._flat_weights]
+
+
+_DEAD: weakref.ref[set[Any]] = weakref.ref(set())
+"""A reference to what is gone."""
+
+
 def cond_(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     """Stand for `torch.cond`."""
     if pred:
