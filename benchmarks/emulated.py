@@ -20,7 +20,7 @@ import torch
 from ladder import knobs
 from ladder.lower import build as lowering
 from ladder.runtime import compile as compiling
-from ladder.runtime.build import Job
+from ladder.runtime.build import Job, all_built
 from ladder.runtime.model import build
 from ladder.simulate import simulate_launch
 from ladder.simulate.operator import FAMILIES
@@ -63,13 +63,22 @@ class EmulatedGpu:
         def emit(function: Callable[[str], Any], name: str, device: Any, folder: Any) -> Any:
             return Kernel(name, function(name))
 
+        def emit_product(gemm: Any, device: Any, plan: Any, folder: Any) -> Any:
+            ((_, schedule),) = plan.entries
+            name = lowering.entry_name(gemm, device.name, schedule)
+            return Kernel(name, lowering.emit(gemm, device, schedule, name))
+
         if job.key not in self._known:
             try:
-                with patch.object(lowering, "build_function", emit):
+                with patch.multiple(lowering, build_function=emit, build=emit_product):
                     self._known[job.key] = job.make(None)  # type: ignore[arg-type, assignment]
             except Exception as error:
                 return error
         return self._known[job.key]
+
+    def find_or_build(self, jobs: Sequence[Job]) -> list[Kernel]:
+        """Emit what jobs would build, as `ladder.runtime.build.find_or_build`."""
+        return all_built(self.attempt(jobs))  # type: ignore[arg-type, return-value]
 
     def load_entry(self, kernel: Kernel, family: str) -> Callable[..., None]:
         """Return what launches a kernel; raises AssertionError for what the emulator finds."""
@@ -99,10 +108,12 @@ def _array(tensor: Any) -> np.ndarray:
 def on_amd(target: str) -> Iterator[EmulatedGpu]:
     """Have programs on CPU tensors compiled for an AMD GPU, and their kernels emulated."""
     gpu, real = EmulatedGpu(target), compiling.target_of
-    stands = {"attempt": gpu.attempt, "load_entry": gpu.load_entry, "family_of": lambda device: "cpu"}
+    stands = {"load_entry": gpu.load_entry, "family_of": lambda device: "cpu"}
+    products = {"find_or_build": gpu.find_or_build, "RUNNABLE": {"rocm"}, "_compiled": {}}
     with ExitStack() as stack:
         stack.enter_context(knobs.override(cache=False, strict=True))
-        stack.enter_context(patch.dict(vars(build), stands))
+        stack.enter_context(patch.dict(vars(build), {"attempt": gpu.attempt, **stands}))
+        stack.enter_context(patch.dict(vars(compiling), {**products, **stands}))
         for module in [each for each in sys.modules.values() if vars(each).get("target_of") is real]:
             stack.enter_context(patch.object(module, "target_of", lambda where: target))
         yield gpu

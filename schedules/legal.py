@@ -175,7 +175,8 @@ def cuts_groups(gemm: Gemm, schedule: GpuSchedule) -> bool:
     Never where N is not known (1).
     """
     groups = gemm.windows.groups if gemm.windows else 1
-    return groups > 1 and gemm.n > 1 and gemm.n % (groups * block_rows(schedule) * schedule.cluster) > 0
+    rows = groups * block_rows(schedule) * schedule.cluster
+    return groups > 1 and gemm.n > 1 and (not rows or gemm.n % rows > 0)
 
 
 def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:

@@ -38,7 +38,7 @@ from schedules.rules import DEALS, RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList, check
 from schedules.segments import GAIN, KNOWN_SWITCH, SWITCH, cover, m_grid, octave_weights, segments
 from schedules.spilling import is_unrolled_too_far, note_spilling, seen_spilling, spills_like
-from schedules.tilings import decodes_ahead, pipelines_for, tilings
+from schedules.tilings import MOST_DOT_M, decodes_ahead, pipelines_for, tilings
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
 from tile_types.errors import ScheduleError
@@ -232,6 +232,8 @@ def rank(
     found: list[Candidate] = []
     tried = [(pipelines_for(device, m, full=full or wide), m)]
     tried += [(WINDOW_PIPELINES, m), (pipelines_for(device, MORE), MORE)] if gemm.windows else []
+    # Dot products take fewer registers than matrix instructions, whose scales of short groups may not fit.
+    tried += [(pipelines_for(device, MOST_DOT_M), MOST_DOT_M)] if device.vendor == "amd" else []
     for pipelines, rows in tried:
         found = found or [
             Candidate(schedule, predict(gemm, device, schedule, m))

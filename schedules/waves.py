@@ -32,8 +32,11 @@ BANKS = 32
 SPARE_REGISTERS = 40
 """Registers for addresses and values on their way, beside those that `wave_registers` counts (measured)."""
 
-GRANULE_REGISTERS = 120
-"""The same where several scale groups of a tile end on accumulators: products of many are in flight."""
+GRANULE_REGISTERS: Mapping[int, int] = {1: 120, 2: 32, 4: 60}
+"""Parts of a step -> the same where several scale groups of a tile end on accumulators.
+
+Products of many are in flight (compiled; of RDNA's waves fewer).
+"""
 
 DOT_GRANULE_REGISTERS = 90
 """The same of dot products of waves of 32 lanes, whatever scales multiply, and of 16-bit codes (compiled)."""
@@ -239,7 +242,7 @@ def wave_registers(gemm: Gemm, schedule: GpuSchedule, *, promoted: bool) -> int:
     if schedule.pipeline == GROUPS:  # one set, of the group of the lane's column
         groups = blocks * rows if gemm.scale else 0
     many = promoted and granules > 1 and not dots
-    ends = GRANULE_REGISTERS if many and gemm.scale else 0
+    ends = GRANULE_REGISTERS[step.parts] if many and gemm.scale else 0
     dense = get_type(gemm.weight).elem_bits == lane_of("float16")
     if dots and step.parts > 1 and (dense or (granules > 1 and gemm.scale)):
         ends = DOT_GRANULE_REGISTERS

@@ -112,6 +112,15 @@ AMD = {
         Windows((3, 3), padding=(1, 1), groups=2), 64, 256, (1, 4, 6),
         GpuSchedule("wmma_split", 32, 64, stages=2, warps=4), "int8", "rocm/gfx1201",
     ),
+    "groups, weights padded": Case(
+        Windows((3, 3), (2, 1), (6, 6), (2, 1), groups=3), 24, 96, (1, 13, 7),
+        GpuSchedule("mfma", 32, 64, 64, stages=2, warps=4, split_k=4, placement="accumulator", warp_rows=32),
+        "int4", "rocm/gfx90a", {"group_size": 32},
+    ),
+    "rows, factor": Case(
+        Windows((1, 1)), 96, 40, (2, 3, 4), GpuSchedule("mfma", 32, 64, stages=2, warps=4), "int4",
+        "rocm/gfx942", factor=True,
+    ),
 }  # fmt: skip
 
 

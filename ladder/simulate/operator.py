@@ -158,7 +158,7 @@ class _Entry:
             raise ShapeError("a GroupedMatmul needs the ranges of its experts' tokens, and only it has them")
         if packed.layout != (expected := self._kernel().layout):
             refuse_layout(packed.layout, expected)
-        if gemm.windows or gemm.residual:
+        if gemm.windows or gemm.residual or gemm.factor:
             self.convolve(x, packed, given)
         elif ranges is None:
             self.call(x, packed, bias, token_scale)

@@ -133,6 +133,24 @@ def test_the_model_ranks_schedules_that_fit(arch: str) -> None:
     assert {each.schedule.stages for each in found} == {2}
 
 
+RANKED: dict[str, Callable[[], Case]] = {
+    "int4": lambda: graphs.rmsnorm_matmul(4, 512, 128, 64, 128, INT4),
+    "exponents": lambda: graphs.gated_mlp(32, 256, 128, 64, 64, "mxfp4"),
+    "real zeros": lambda: graphs.lora(3, 256, 64, 64, 64, 128, REAL_ZEROS),
+    "computed operand": lambda: graphs.doubled_product(4, 512, 64, 64, 128, INT4),
+}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("name", RANKED)
+def test_whatever_is_ranked_can_be_emitted(name: str, arch: str) -> None:
+    block, device = RANKED[name]().block, get_device(f"rocm/{arch}")
+    found = ranked(block, device)
+    assert bool(found) == (name != "computed operand" and (name, arch) != ("real zeros", "gfx90a"))
+    for each in {one.schedule.column_warps: one for one in found}.values():
+        emit(block, device, each.schedule, "k")
+
+
 REFUSED = {
     "threads exceed the 256 of a block": BlockSchedule(8),
     "2 stages": BlockSchedule(2, stages=3),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from itertools import product
 
 import pytest
 import torch
+from torch import nn
 
+import ladder
 from benchmarks import opinfo
 from benchmarks.emulated import on_amd
 
@@ -55,6 +58,36 @@ def test_operator(number: int) -> None:
 def test_one_number_of_bfloat16() -> None:
     """RDNA4 loads 16 bits into a scalar register."""
     check("maximum", "bfloat16", "gfx1201", 1)
+
+
+class Gated(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(width, eps=1e-6)
+        self.gate, self.up = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "activation", "rows"), [("gfx942", None, 1), ("gfx1100", "int8", 17)]
+)
+def test_plans_of_quantized_models(architecture: str, activation: str | None, rows: int) -> None:
+    """Weights of four bits in short groups, also beside activations of 8 bits: every product of the plan."""
+    torch.manual_seed(0)
+    model, x = Gated(64).half().eval().requires_grad_(False), torch.randn(rows, 64).half()
+    options = {"group_size": 32, "activation": activation} if activation else {"group_size": 32}
+    with torch.no_grad():
+        wanted = ladder.quantize_(copy.deepcopy(model), "int4", **options)(x)
+        with on_amd(f"rocm/{architecture}") as gpu:
+            fast = ladder.compile(ladder.quantize_(model, "int4", **options))
+            before, found = fast(x), fast(x)
+    assert gpu.launches
+    for result in (before, found):
+        assert (result - wanted).float().norm() <= (3e-3 if activation else 1e-3) * wanted.float().norm()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from user_types import user_type
 
 import ladder
 from ladder.api.lowered import Lowered
+from ladder.api.problem import gemm_for
 from ladder.cli.operands import Operands, cancellation, make_operands
 from ladder.cli.problem import Problem
 from ladder.ir.gemm import Gemm
@@ -111,6 +112,30 @@ def test_columns_hold_groups(
     arch: str, weight: str, activation: str, group: int, k: int, schedule: GpuSchedule, machine_code: None
 ) -> None:
     check_product(arch, weight, activation, activation, 1, schedule, 83, k, group)
+
+
+@pytest.mark.parametrize(("arch", "weight"), [("gfx942", "fp8_e5m2"), ("gfx950", "int4")])
+def test_columns_hold_groups_of_one_scale(arch: str, weight: str, machine_code: None) -> None:
+    """Nothing multiplies the sums of columns before they are added."""
+    check_product(arch, weight, "float16", "float32", 1, GROUPS, 83, 328, 328)
+
+
+@pytest.mark.parametrize(
+    ("arch", "weight", "m", "pipeline"),
+    [
+        ("gfx1201", "int8", 17, "wmma_split"),
+        ("gfx1100", "int4", 9, "wmma"),
+        ("gfx1100", "int8", 9, "dot32"),
+        ("gfx1100", "int8", 130, "dot32"),
+    ],
+)
+def test_short_groups_of_bytes(arch: str, weight: str, m: int, pipeline: str, machine_code: None) -> None:
+    """Scales of two groups of a step leave RDNA3's matrix instructions no registers for bytes."""
+    gemm = gemm_for(83, 264, weight, "int8", output="float32", group_size=32, bias=True)
+    chosen = rank(gemm, get_device(f"rocm/{arch}"), m)[0].schedule
+    assert isinstance(chosen, GpuSchedule)
+    assert chosen.pipeline == pipeline
+    check_product(arch, weight, "int8", "float32", m, chosen, 83, 264)
 
 
 def check_product(

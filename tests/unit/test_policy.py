@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -127,6 +127,19 @@ def test_clusters_share_rows_of_one_group_of_channels(device: str, pipeline: str
     with pytest.raises(ScheduleError, match="by 2 blocks does not divide the rows"):
         check_legal(gemm, get_device(device), replace(schedule, cluster=2))
     assert is_legal(replace(gemm, n=512), get_device(device), replace(schedule, cluster=2))
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
+@pytest.mark.parametrize("weight", ["int4", "int8"])
+def test_short_groups_of_bytes_have_schedules_for_any_m(arch: str, weight: str) -> None:
+    for group, m in product((16, 32, 64), (1, 5, 64, 4096)):
+        assert rank(Gemm(512, 512, weight, activation="int8", group_size=group), get_device(arch), m)
+
+
+def test_schedules_whose_waves_hold_no_rows_are_refused() -> None:
+    gemm = Gemm(96, 216, "float16", scale=False, windows=Windows((3, 3), padding=(1, 1), groups=3))
+    schedule = GpuSchedule("wmma", 16, 64, 64, 2, 4, 8, warp_rows=32)
+    assert not is_legal(gemm, get_device("gfx1100"), schedule)
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])

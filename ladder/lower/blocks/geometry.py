@@ -57,6 +57,7 @@ class BlockGeometry:
         check(self.threads <= most, f"{self.threads} threads exceed the {most} of a block")
         self._check_groups()
         self._check_interleaved()
+        self._check_packed()
         check(
             plan.copies == "lanes" or "tma" in self.device.features,
             f"{self.device.name} has no tensor copies; use copies='lanes'",
@@ -157,6 +158,27 @@ class BlockGeometry:
                 f"%{node.name}: beside packed weights columns are computed by {wide}, got {columns}",
             )
 
+    def _check_packed(self) -> None:
+        """Check that products take packed weights as their rows lie, those of two fragments at a time."""
+        for node in self.program.block.nodes:
+            if node.operator != "matmul" or not self._is_packed(node.inputs[1]):
+                continue
+            first, columns = self.program.block.producer(node.inputs[0]), self.program.shape(node.name)[1]
+            check(
+                self.column_fragments(columns) % 2 == 0,
+                f"%{node.name}: packed rows are taken by {2 * self.shape.columns},"
+                f" {self.schedule.column_warps} warps share {columns}",
+            )
+            check(
+                not self.shape.through_registers or first in self.shared_loads,
+                f"%{node.name}: packed weights are multiplied by loaded tiles on AMD GPUs",
+            )
+
+    def _is_packed(self, value: str) -> bool:
+        """Whether a value is a packed weight, converted to operands."""
+        node = self.program.block.producer(value)
+        return node.operator == "convert" and self.program.block.tile(node.inputs[0]).ttype.is_block
+
     @property
     def interleaved(self) -> bool:
         """Whether the columns of two fragments lie interleaved, as the rows of packed weights do."""
@@ -255,7 +277,12 @@ class BlockGeometry:
 
     def _packed(self, node: Node, rows: int, columns: int) -> PackedLayout:
         shape = self.program.block.tile(node.inputs[0]).known_shape
-        return PackedLayout(gemm_of(node.tile.ttype, shape, self.program.operand), rows, columns)
+        gemm = gemm_of(node.tile.ttype, shape, self.program.operand)
+        check(
+            gemm.zero != "float" or "flushes.float16" not in self.device.features,
+            f"{self.device.name} takes small float16 operands for 0: no real zero points",
+        )
+        return PackedLayout(gemm, rows, columns)
 
     def is_looped(self, node: Node) -> bool:
         """Whether a tile changes from step to step."""
@@ -326,9 +353,7 @@ class BlockGeometry:
         node = self.program.block.producer(value)
         if node.operator == "concat":
             return [name for part in node.inputs for name in self._computed_parts(part)]
-        if node.operator == "convert" and self.program.block.tile(node.inputs[0]).ttype.is_block:
-            return []
-        return [] if node.operator == "load" else [value]
+        return [] if node.operator == "load" or self._is_packed(value) else [value]
 
     @property
     def spill_bytes(self) -> int:

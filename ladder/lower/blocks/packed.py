@@ -103,8 +103,7 @@ class PackedTile(Value):
     def operand_b(self, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
         if not transposed:
             raise ScheduleError(f"%{self.name}: quantized weights are [N, K]; multiply with transpose_b")
-        if count != 2:
-            raise ScheduleError(f"%{self.name}: packed rows are taken by 16")
+        assert count == 2, f"%{self.name}: `BlockGeometry` checks it"
         holders = self.context.dialect.packed_holders(self.context.threads.lane)
         decoded = [
             self._once(("decoded", k // STEPS, n, part), lambda own=own: self._decode(k // STEPS, n, own))

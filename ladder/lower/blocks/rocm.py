@@ -33,7 +33,6 @@ from ladder.lower.rocm.decode import wave_decoder
 from ladder.lower.rocm.steps import K_GROUPS, SPLIT_STEPS, STEPS, WMMA_STEPS, WaveStep
 from schedules.wave_attention import fragment_of
 from targets import TileDevice
-from tile_types.errors import ScheduleError
 
 CHEAP = RocmDialect.cheap
 
@@ -213,8 +212,6 @@ class RocmBlocks(BlockDialect):
 
     # ---- packed weights ------------------------------------------------------------------------------
     def decoder(self, gemm: Gemm) -> Decoder:
-        if gemm.zero == "float" and "flushes.float16" in self.device.features:
-            raise ScheduleError(f"{self.device.name} takes small float16 operands for 0: no real zero points")
         return wave_decoder(gemm, self.device)
 
     def packed_row(self, lane: Expr) -> Expr:
@@ -231,8 +228,7 @@ class RocmBlocks(BlockDialect):
         return [row // 8 * 32 + row % 8 * K_GROUPS + group for group in self._k_groups(lane)]
 
     def operand_a_beside_packed(self, first: Matrix, m: int, k: int) -> list[Expr]:
-        if not isinstance(first, SharedTile):
-            raise ScheduleError(f"%{first.name}: packed weights are multiplied by loaded tiles on AMD GPUs")
+        assert isinstance(first, SharedTile), f"%{first.name}: `BlockGeometry` checks it"
         context = first.context
         row, found = first.rows(m)[0], list[Expr]()
         for group in self._k_groups(context.threads.lane):

@@ -50,7 +50,9 @@ class ImplicitGemm:
         self.spec, self.place, self.windows, args = spec, place, windows, place.args
         extents = output_extents(windows, args)
         self.channels = b.keep(T.truncdiv(args.image[3], windows.groups))
-        self.first = first_channel(windows, args, place.first_block * STEP_ROWS, self.channels)
+        # Weights lie padded: blocks beyond N read what the last group reads, and store nothing.
+        row = T.min(place.first_block * STEP_ROWS, args.n - 1)
+        self.first = first_channel(windows, args, row, self.channels)
         last = [b.keep(T.min(place.first_m + row, args.m - 1)) for row in rows]
         self.corners = [find_corner(windows, m, extents) for m in last]
         self.inside = [b.Variable("bool", T.bool(False)) for _ in rows]

@@ -201,7 +201,8 @@ class Columns:
         with b.when(T.Or(T.truncmod(pair + 1, pairs) == 0, is_last) if pairs > 1 else T.bool(True)):
             self.period = b.bind(T.truncdiv(pair, pairs))
             self.had = b.bind((2 * (pair + 1) - self.period * self.stages) * self.per_stage)
-            multiplier.flush_all(list(self.scales))
+            if multiplier.accumulators.flushes:
+                multiplier.flush_all(list(self.scales))
             self._fetch(T.truncdiv(pair + 1, pairs))
 
     def known_sums(self, m_block: int) -> list[Expr]:
