@@ -235,7 +235,7 @@ TOOLS = (
     Tool(
         "torch",
         "tensors in and out, baseline of timings",
-        "install torch 2.11 to 2.14; its CPU build serves everything but GPU runs",
+        "install torch 2.11 to 2.15; its CPU build serves everything but GPU runs",
         torch_library,
         required=True,
     ),
