@@ -8,7 +8,7 @@ well our own schedules are chosen. No constant is fitted to any of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedules import cost_amd
 from schedules.cost_amd import Stage
@@ -35,8 +35,9 @@ class Kernel:
 
     rows, columns: Extents of a block's tile along M and N.
     slices: Blocks that share K; their sums meet in memory.
-    depth: Elements of K of a stage; by default those of `STAGE_BYTES`. One stage is asked for ahead.
+    depth: Elements of K of a stage; by default those of `STAGE_BYTES`.
     waves: Of a block, along M and N.
+    ahead: Stages that are asked for before they are multiplied: two in AITER's kernels in assembly.
     """
 
     rows: int
@@ -44,6 +45,7 @@ class Kernel:
     slices: int = 1
     depth: int = 0
     waves: tuple[int, int] = (2, 2)
+    ahead: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,18 @@ def _stage(product: Product, device: TileDevice, kernel: Kernel) -> tuple[int, S
     return -(-product.k // (depth * kernel.slices)), stage
 
 
+def _waiting(device: TileDevice, ahead: int) -> TileDevice:
+    """Return a device of which a stage sees the latency that those asked for before it leave."""
+    layers = (
+        replace(layer, latency=layer.latency / ahead) if layer.name == "dram" else layer
+        for layer in device.layers
+    )
+    return replace(device, layers=tuple(layers))
+
+
 def seconds(product: Product, device: TileDevice, kernel: Kernel) -> float:
     """Return the time that a kernel is predicted to take."""
+    device = _waiting(device, kernel.ahead)
     along_m, along_n = -(-product.m // kernel.rows), -(-product.n // kernel.columns)
     rounds = -(-along_m * along_n * kernel.slices // device.units)
     count, stage = _stage(product, device, kernel)

@@ -58,7 +58,7 @@ BESIDE, WIDE = (2, 1), (2, 4)
 
 
 def _asm(rows: int, slices: int, columns: int = 64) -> Kernel:
-    return Kernel(rows, columns, slices)
+    return Kernel(rows, columns, slices, ahead=2)
 
 
 def _opus(rows: int, columns: int, waves: tuple[int, int], slices: int = 1, depth: int = 64) -> Kernel:
@@ -70,7 +70,7 @@ def _ck(rows: int, columns: int) -> Kernel:
 
 
 def _int8(rows: int, columns: int = 128) -> Kernel:
-    return Kernel(rows, columns)
+    return Kernel(rows, columns, ahead=2)
 
 
 TABLES = (
