@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,6 @@ from ladder.frontend.onnx_stages import Weight
 from tile_types.library import get_type
 from tile_types.packing import pack_codes, unpack_codes
 from tile_types.quantized import QuantizedTensor
-
-ACTIVATIONS: Mapping[str, str] = {"": "", "Relu": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid"}
-"""Activation of a fused operator -> operator of the tile graph."""
 
 WIDTHS = (2, 4, 8)
 """Bits of the codes that products by stored matrices have kernels for."""
@@ -44,6 +42,40 @@ def _gelu(approximate: str) -> Row:
 def _quick_gelu(call: Call) -> Any:
     scaled = _apply(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.702)))
     return _apply(call, "mul.Tensor", call.tensor(0), _apply(call, "sigmoid.default", scaled))
+
+
+def _clipped(call: Call, x: Any, low: float = -inf, high: float = inf) -> Any:
+    return _apply(call, "clamp.default", x, low, high)
+
+
+def _hard_sigmoid(call: Call, x: Any, alpha: float = 0.2, beta: float = 0.5) -> Any:
+    moved = _apply(call, "add.Tensor", _apply(call, "mul.Tensor", x, alpha), beta)
+    return _clipped(call, moved, 0.0, 1.0)
+
+
+def _hard_swish(call: Call, x: Any) -> Any:
+    return _apply(call, "mul.Tensor", x, _hard_sigmoid(call, x, 1 / 6))
+
+
+ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
+    "": lambda call, x: x,
+    "Clip": _clipped,
+    "HardSigmoid": _hard_sigmoid,
+    "HardSwish": _hard_swish,
+    "Relu": lambda call, x, *unused: _apply(call, "relu.default", x),
+    "Tanh": lambda call, x, *unused: _apply(call, "tanh.default", x),
+    "Sigmoid": lambda call, x, *unused: _apply(call, "sigmoid.default", x),
+    "LeakyRelu": lambda call, x, alpha=0.01, *unused: _apply(call, "leaky_relu.default", x, alpha),
+}
+"""Activation of a fused operator -> what adds it to the tile graph, given its numbers."""
+
+
+def _numbers(call: Call) -> list[float]:
+    """Return what the node states for its activation: in one list, or one by one."""
+    given = call.given
+    one_by_one = [given.get(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
+    stated = given.get("activation_params") or [number for number in one_by_one if number is not None]
+    return [float(number) for number in stated]
 
 
 # norms ---------------------------------------------------------------------------------------------------
@@ -94,19 +126,18 @@ def _skip_rms_norm(call: Call) -> Any:
 
 
 def _fused_matmul(call: Call) -> Any:
-    """Multiply batches times a number; either operand's last two axes may be exchanged."""
+    """Multiply batches times a number; batches may lie behind rows, the last two axes be exchanged."""
     given = call.given
-    if (
-        given.get("transBatchA", 0)
-        or given.get("transBatchB", 0)
-        or min(map(len, map(call.shape, (0, 1)))) < 2
-    ):
+    if min(map(len, map(call.shape, (0, 1)))) < 2:
         return None
     im, operands = call.im, []
-    for at, name in enumerate(("transA", "transB")):
+    for at, side in enumerate("AB"):
         axes = list(range(len(call.shape(at))))
-        turned = [*axes[:-2], axes[-1], axes[-2]] if given.get(name, 0) else axes
-        operands.append(im.permute(call.tensor(at), turned))
+        if given.get(f"transBatch{side}", 0):
+            axes = [*axes[1:-1], axes[0], axes[-1]]
+        if given.get(f"trans{side}", 0):
+            axes = [*axes[:-2], axes[-1], axes[-2]]
+        operands.append(im.permute(call.tensor(at), axes))
     found = im.g.add("matmul", *operands, type=call.out)
     alpha = float(given.get("alpha", 1.0))
     return found if alpha == 1 else _apply(call, "mul.Tensor", found, alpha)
@@ -124,7 +155,7 @@ def _activated(row: Row, added: int | None = None) -> Row:
             return None
         if added is not None and call.has(added):
             found = _apply(call, "add.Tensor", found, call.tensor(added))
-        return _apply(call, f"{ACTIVATIONS[name]}.default", found) if name else found
+        return ACTIVATIONS[name](call, found, *_numbers(call))
 
     return run
 

@@ -130,6 +130,48 @@ def test_functions_are_tile_graphs(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert "onnx." not in model.plan()
 
 
+@pytest.mark.parametrize("sides", [("A",), ("B",), ("A", "B")])
+@pytest.mark.parametrize("turned", [0, 1])
+def test_batches_behind_rows(sides: tuple[str, ...], turned: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What onnxruntime's optimizer makes of attention keeps the heads where they lay."""
+    monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
+    given = ", ".join([*(f"transBatch{side}: int = 1" for side in sides), f"transB: int = {turned}"])
+    a, b = torch.randn(2, 3, 4, 6), torch.randn(2, 3, 6, 4)
+    operands = {"A": a, "B": b.mT if turned else b}
+    behind = [x.movedim(-2, 0).contiguous() if side in sides else x for side, x in operands.items()]
+    first, second = (", ".join(map(str, x.shape)) for x in behind)
+    body = f"y = com.microsoft.FusedMatMul <{given}> (a, b)"
+    text = f"g (float[{first}] a, float[{second}] b) => (y) {{ {body} }}"
+    model = ladder.compile(model_of(text))
+    assert torch.allclose(model(*behind), a @ b, atol=1e-5)
+    assert "onnx." not in model.plan()
+    assert "with the shapes of a call" not in model.plan()
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "activation"),
+    [
+        ("Clip", [-0.5, 0.25], lambda x: x.clamp(-0.5, 0.25)),
+        ("HardSigmoid", [0.25, 0.4], lambda x: (0.25 * x + 0.4).clamp(0, 1)),
+        ("LeakyRelu", [0.3], lambda x: F.leaky_relu(x, 0.3)),
+        ("HardSwish", [], F.hardswish),
+    ],
+)
+def test_convolutions_with_activations(
+    name: str, numbers: list[float], activation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With numbers of their own, as onnxruntime's optimizer writes them: one plan."""
+    monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
+    given = f'activation: string = "{name}"' + (f", activation_params: floats = {numbers}" if numbers else "")
+    body = f"y = com.microsoft.FusedConv <{given}> (x, w)"
+    text = f"g (float[b, 3, 8, 8] x, float[4, 3, 3, 3] w) => (y) {{ {body} }}"
+    x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    model = ladder.compile(model_of(text))
+    assert torch.allclose(model(x, w), activation(F.conv2d(x, w)), atol=1e-5)
+    assert "onnx." not in model.plan()
+    assert "with the shapes of a call" not in model.plan()
+
+
 @pytest.mark.parametrize(
     ("name", "activation"), [("Relu", torch.relu), ("LeakyRelu", lambda x: F.leaky_relu(x, 0.3))]
 )
