@@ -61,5 +61,5 @@ class WholeImports:
 
 
 def import_whole() -> None:
-    """Import what is imported from now on so."""
+    """Have the packages imported so from now on."""
     sys.meta_path.insert(0, WholeImports)  # type: ignore[arg-type, unused-ignore]

@@ -129,7 +129,7 @@ def _group(ttype: TType, group_size: int | None, k: int) -> int:
                 f"{ttype.name} has blocks of {own} elements, group_size {group_size} contradicts it"
             )
         return min(own, k)
-    if group_size is None or is_whole_row(group_size):
+    if is_whole_row(group_size):
         return k
     group_size = whole_number(group_size, "group_size")
     if group_size < 1:

@@ -16,9 +16,9 @@ KNOWN_OF_ATTENTION = frozenset(("is_causal", "scale", "q_num_heads", "kv_num_hea
 """Attributes of attention that kernels have, or that change nothing."""
 
 
-def _by_aten(call: Call, name: str, *operands: Any) -> Any:
+def by_aten(call: Call, name: str, *operands: Any, **given: Any) -> Any:
     """Apply a row of ATen's table in the type of the node's first operand."""
-    return ATEN[name](call.im, call.out, *operands)
+    return ATEN[name](call.im, call.out, *operands, **given)
 
 
 def _real(row: Row) -> Row:
@@ -26,22 +26,27 @@ def _real(row: Row) -> Row:
     return lambda call: row(call) if "float" in call.out else None
 
 
+def hard_sigmoid(call: Call, x: Any, alpha: float = 0.2, beta: float = 0.5) -> Any:
+    """Return ``alpha * x + beta`` between 0 and 1."""
+    moved = by_aten(call, "add.Tensor", by_aten(call, "mul.Tensor", x, alpha), beta)
+    return by_aten(call, "clamp.default", moved, 0.0, 1.0)
+
+
+def hard_swish(call: Call, x: Any) -> Any:
+    """Return x times ``x / 6 + 0.5`` between 0 and 1."""
+    moved = by_aten(call, "add.Tensor", by_aten(call, "div.Tensor", x, 6.0), 0.5)
+    return by_aten(call, "mul.Tensor", x, by_aten(call, "clamp.default", moved, 0.0, 1.0))
+
+
 def _hard_sigmoid(call: Call) -> Any:
-    scaled = _by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 0.2)))
-    moved = _by_aten(call, "add.Tensor", scaled, float(call.given.get("beta", 0.5)))
-    return _by_aten(call, "clamp.default", moved, 0.0, 1.0)
-
-
-def _hard_swish(call: Call) -> Any:
-    sixth = _by_aten(call, "div.Tensor", call.tensor(0), 6.0)
-    gate = _by_aten(call, "clamp.default", _by_aten(call, "add.Tensor", sixth, 0.5), 0.0, 1.0)
-    return _by_aten(call, "mul.Tensor", call.tensor(0), gate)
+    given = {name: float(call.given[name]) for name in ("alpha", "beta") if name in call.given}
+    return hard_sigmoid(call, call.tensor(0), **given)
 
 
 def _sloped(call: Call, slope: Any) -> Any:
     x = call.tensor(0)
     positive = ATEN["ge.Tensor"](call.im, "bool", x, 0.0)
-    return _by_aten(call, "where.self", positive, x, _by_aten(call, "mul.Tensor", x, slope))
+    return by_aten(call, "where.self", positive, x, by_aten(call, "mul.Tensor", x, slope))
 
 
 def _leaky(call: Call) -> Any:
@@ -55,25 +60,25 @@ def _prelu(call: Call) -> Any:
 def _thresholded(call: Call) -> Any:
     x = call.tensor(0)
     above = ATEN["gt.Tensor"](call.im, "bool", x, float(call.given.get("alpha", 1.0)))
-    return _by_aten(call, "where.self", above, x, 0.0)
+    return by_aten(call, "where.self", above, x, 0.0)
 
 
 def _softsign(call: Call) -> Any:
-    size = _by_aten(call, "add.Tensor", _by_aten(call, "abs.default", call.tensor(0)), 1.0)
-    return _by_aten(call, "div.Tensor", call.tensor(0), size)
+    size = by_aten(call, "add.Tensor", by_aten(call, "abs.default", call.tensor(0)), 1.0)
+    return by_aten(call, "div.Tensor", call.tensor(0), size)
 
 
 def _swish(call: Call) -> Any:
-    scaled = _by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.0)))
-    return _by_aten(call, "mul.Tensor", call.tensor(0), _by_aten(call, "sigmoid.default", scaled))
+    scaled = by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.0)))
+    return by_aten(call, "mul.Tensor", call.tensor(0), by_aten(call, "sigmoid.default", scaled))
 
 
 def _summed(call: Call) -> Any:
-    return reduce(lambda a, b: _by_aten(call, "add.Tensor", a, b), call.operands()[1:], call.tensor(0))
+    return reduce(lambda a, b: by_aten(call, "add.Tensor", a, b), call.operands()[1:], call.tensor(0))
 
 
 def _averaged(call: Call) -> Any:
-    return _by_aten(call, "div.Tensor", _summed(call), float(len(call.inputs)))
+    return by_aten(call, "div.Tensor", _summed(call), float(len(call.inputs)))
 
 
 def _reordered(call: Call, split: list[Extent], order: list[int], shape: list[Extent]) -> Any:
@@ -124,11 +129,12 @@ FUNCTIONS: Mapping[str, Row] = {
     **{
         name: _real(row)
         for name, row in {
-            "HardSigmoid": _hard_sigmoid, "HardSwish": _hard_swish, "LeakyRelu": _leaky, "PRelu": _prelu,
+            "HardSigmoid": _hard_sigmoid, "HardSwish": lambda call: hard_swish(call, call.tensor(0)),
+            "LeakyRelu": _leaky, "PRelu": _prelu,
             "ThresholdedRelu": _thresholded, "Softsign": _softsign, "Swish": _swish,
             "Sum": _summed, "Mean": _averaged, "Attention": _attention,
-            "Round": lambda call: _by_aten(call, "round.default", call.tensor(0)),
-            "Ceil": lambda call: _by_aten(call, "ceil.default", call.tensor(0)),
+            "Round": lambda call: by_aten(call, "round.default", call.tensor(0)),
+            "Ceil": lambda call: by_aten(call, "ceil.default", call.tensor(0)),
         }.items()
     },
     "DepthToSpace": _depth_to_space,

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ladder.frontend.aten_rows import ROWS as ATEN
 from ladder.frontend.onnx_call import Call, Row
+from ladder.frontend.onnx_functions import by_aten, hard_sigmoid, hard_swish
 from ladder.frontend.onnx_models import MODELS, add_product
 from ladder.frontend.onnx_stages import Weight
 from tile_types.library import get_type
@@ -20,52 +20,38 @@ WIDTHS = (2, 4, 8)
 """Bits of the codes that products by stored matrices have kernels for."""
 
 
-def _apply(call: Call, name: str, *operands: Any, **given: Any) -> Any:
-    """Apply a row of ATen's table in the type of the node's first operand."""
-    return ATEN[name](call.im, call.out, *operands, **given)
-
-
 def _total(call: Call, *places: int) -> Any:
     """Return the sum of the operands that are given."""
     values = [call.tensor(at) for at in places if call.has(at)]
     total = values[0]
     for value in values[1:]:
-        total = _apply(call, "add.Tensor", total, value)
+        total = by_aten(call, "add.Tensor", total, value)
     return total
 
 
 def _gelu(approximate: str) -> Row:
     """Return the row of GELU of the sum of both operands, or of the one that there is."""
-    return lambda call: _apply(call, "gelu.default", _total(call, 0, 1), approximate=approximate)
+    return lambda call: by_aten(call, "gelu.default", _total(call, 0, 1), approximate=approximate)
 
 
 def _quick_gelu(call: Call) -> Any:
-    scaled = _apply(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.702)))
-    return _apply(call, "mul.Tensor", call.tensor(0), _apply(call, "sigmoid.default", scaled))
+    scaled = by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.702)))
+    return by_aten(call, "mul.Tensor", call.tensor(0), by_aten(call, "sigmoid.default", scaled))
 
 
 def _clipped(call: Call, x: Any, low: float = -inf, high: float = inf) -> Any:
-    return _apply(call, "clamp.default", x, low, high)
-
-
-def _hard_sigmoid(call: Call, x: Any, alpha: float = 0.2, beta: float = 0.5) -> Any:
-    moved = _apply(call, "add.Tensor", _apply(call, "mul.Tensor", x, alpha), beta)
-    return _clipped(call, moved, 0.0, 1.0)
-
-
-def _hard_swish(call: Call, x: Any) -> Any:
-    return _apply(call, "mul.Tensor", x, _hard_sigmoid(call, x, 1 / 6))
+    return by_aten(call, "clamp.default", x, low, high)
 
 
 ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "": lambda call, x: x,
     "Clip": _clipped,
-    "HardSigmoid": _hard_sigmoid,
-    "HardSwish": _hard_swish,
-    "Relu": lambda call, x, *unused: _apply(call, "relu.default", x),
-    "Tanh": lambda call, x, *unused: _apply(call, "tanh.default", x),
-    "Sigmoid": lambda call, x, *unused: _apply(call, "sigmoid.default", x),
-    "LeakyRelu": lambda call, x, alpha=0.01, *unused: _apply(call, "leaky_relu.default", x, alpha),
+    "HardSigmoid": hard_sigmoid,
+    "HardSwish": hard_swish,
+    "Relu": lambda call, x, *unused: by_aten(call, "relu.default", x),
+    "Tanh": lambda call, x, *unused: by_aten(call, "tanh.default", x),
+    "Sigmoid": lambda call, x, *unused: by_aten(call, "sigmoid.default", x),
+    "LeakyRelu": lambda call, x, alpha=0.01, *unused: by_aten(call, "leaky_relu.default", x, alpha),
 }
 """Activation of a fused operator -> what adds it to the tile graph, given its numbers."""
 
@@ -86,7 +72,7 @@ def _over_root_mean_square(call: Call, x: str, scale: str, epsilon: float) -> st
     im, wide = call.im, call.im.cast(x, "float32")
     mean = im.mean(im.g.add("mul", wide, wide), [len(im.shape(x)) - 1])
     root = im.g.add("sqrt", im.g.add("add", mean, im.number(epsilon, "float32")))
-    return str(_apply(call, "mul.Tensor", im.cast(im.g.add("div", wide, root), call.out), scale))
+    return str(by_aten(call, "mul.Tensor", im.cast(im.g.add("div", wide, root), call.out), scale))
 
 
 def _of_one_type(row: Row) -> Row:
@@ -140,7 +126,7 @@ def _fused_matmul(call: Call) -> Any:
         operands.append(im.permute(call.tensor(at), axes))
     found = im.g.add("matmul", *operands, type=call.out)
     alpha = float(given.get("alpha", 1.0))
-    return found if alpha == 1 else _apply(call, "mul.Tensor", found, alpha)
+    return found if alpha == 1 else by_aten(call, "mul.Tensor", found, alpha)
 
 
 def _activated(row: Row, added: int | None = None) -> Row:
@@ -154,7 +140,7 @@ def _activated(row: Row, added: int | None = None) -> Row:
         if found is None:
             return None
         if added is not None and call.has(added):
-            found = _apply(call, "add.Tensor", found, call.tensor(added))
+            found = by_aten(call, "add.Tensor", found, call.tensor(added))
         return ACTIVATIONS[name](call, found, *_numbers(call))
 
     return run
@@ -169,7 +155,7 @@ def _matmul_nbits(call: Call) -> Any:
     group = min(value.block[1], k)
     gemm = call.problem(n, k, value.ttype, kind, output=kind, group_size=group, zero=value.zero_kind)
     found = add_product(call.piece, call.tensor(0), Weight(gemm, value))
-    return _apply(call, "add.Tensor", found, call.tensor(5)) if call.has(5) else found
+    return by_aten(call, "add.Tensor", found, call.tensor(5)) if call.has(5) else found
 
 
 def _weight(call: Call) -> QuantizedTensor | None:

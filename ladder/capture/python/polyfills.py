@@ -254,7 +254,8 @@ def update_flat_weights(rnn: Any) -> None:
         if rnn._weights_have_changed():
             rnn._init_flat_weights()
         return
-    for name in names:  # parametrizations compute them each time that they are asked for
+    # torch looks at each weight up to the first that was replaced, and what computes one is called each time.
+    for name in names:
         if hasattr(rnn, name) and getattr(rnn, name) is not None and name in computed:
             break
     rnn._flat_weights = [getattr(rnn, name) if hasattr(rnn, name) else None for name in names]
