@@ -370,9 +370,10 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
     close = MOST_CLOSE, PLAIN_GAIN if plain else CLOSE_GAIN
     most, gain = close if estimator.close else (MOST_SCHEDULES, GAIN)
-    # What is multiplied in 8 bits has all its kernels' times lifted for few rows: differences there are real.
-    switch = KNOWN_SWITCH if estimator.exact or lane_of(gemm.activation) == 8 else SWITCH
-    served = segments(costs, cover(costs, octave_weights(grid), most, gain), switch)
+    # In 8 bits the times of all kernels are lifted for few rows: those need no margin to follow more rows.
+    margin = 0.0 if lane_of(gemm.activation) == 8 else SWITCH
+    chosen = cover(costs, octave_weights(grid), most, gain)
+    served = segments(costs, chosen, KNOWN_SWITCH if estimator.exact else margin)
     limits = (*grid[:-1], LARGEST_M)
     entries = [(limit, pool[row]) for limit, row in zip(limits, served, strict=True)]
     return _merged(_as_usual(gemm, device, tuning, entries) if gemm.batch_invariant else entries)

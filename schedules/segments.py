@@ -21,7 +21,7 @@ longer than one of more rows: there expected times have to differ by more than w
 """
 
 KNOWN_SWITCH = 0.02
-"""The same where the very shape was timed, and of activations of 8 bits: fewer entries, same times."""
+"""The same where the very shape was timed: fewer entries, same times."""
 
 
 def m_grid(largest: int = 8192) -> tuple[int, ...]:
