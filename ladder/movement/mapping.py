@@ -162,10 +162,10 @@ def held_columns(graph: Graph, rows: int) -> int | None:
     """
     lengths: set[Extent] = set()
     for value in graph.outputs:
-        shape = graph.tile(value).shape
-        if len(shape) > rows + 1:
+        columns = graph.tile(value).shape[rows:]
+        if set(columns[:-1]) - {1}:
             return None
-        lengths |= set(shape[rows:])
+        lengths |= set(columns[-1:])
     for node in graph.nodes:
         if node.operator in REDUCTIONS:
             shape = graph.tile(node.inputs[0]).shape

@@ -155,6 +155,12 @@ def routed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (values / values.sum(-1, keepdim=True)).half(), at
 
 
+def routed_to_slots(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return what `routed` does and, along one axis, whether each choice is an expert of this device's."""
+    shares, at = routed(x)
+    return shares, at, at.flatten() < 64
+
+
 SPECIAL = {
     "numbers": torch.randn(3, 128),
     "one NaN": torch.randn(3, 128).index_fill(1, torch.tensor([70]), NAN),
@@ -181,6 +187,22 @@ def test_a_router_is_one_kernel(name: str, target: str) -> None:
     wanted, places_wanted = routed(x)
     np.testing.assert_array_equal(at, places_wanted.numpy())
     np.testing.assert_allclose(shares, wanted.numpy(), rtol=2e-3)
+
+
+def test_a_token_is_routed_in_registers_where_results_have_other_axes() -> None:
+    """Results are (1, 4) and (4,); where the row is read for each choice, it takes twenty times the time."""
+    device = get_device("cuda/sm_90a")
+    for x in SPECIAL["numbers"].split(1):
+        graph = simplify(import_fx(make_fx(routed_to_slots)(x), [x]).graph)
+        (part,) = partition(graph, device=device, side_by_side=True)
+        assert ranked(part.graph, machine_of(device))[0].mapping.num
+        wanted = [value.numpy() for value in routed_to_slots(x)]
+        found = dict(zip(graph.outputs, map(np.zeros_like, wanted), strict=True))
+        given = [x.numpy(), *map(found.__getitem__, part.outputs)]
+        result = simulated(emit_chain(part.graph, device, "chain"), "cuda/sm_90a", given, (1, 2, 3))
+        assert not result.findings, result.report()
+        for value, expected in zip(found.values(), wanted, strict=True):
+            np.testing.assert_allclose(value.astype(np.float32), expected.astype(np.float32), rtol=2e-3)
 
 
 def test_routers_of_few_rows_rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
