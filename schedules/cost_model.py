@@ -136,6 +136,11 @@ EDGE_OVERLAP = 1.0
 CROWDED = 0.8
 """wgmma that decodes: by how much of a multiprocessor's room blocks lie closer than spread evenly."""
 
+CLUSTER_WAIT, NEARLY_FULL = 0.1, 0.88
+"""wgmma: where clusters of more than two blocks take up more than this part of all places at once, some wait
+for the launch before: the share by which all take longer for each further block of a multiprocessor.
+"""
+
 TURNOVER_SECONDS = 0.0
 """wgmma: from one block to the next where a multiprocessor holds one; a persistent grid has no such ends."""
 
@@ -286,7 +291,7 @@ def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: G
     if not schedule.persistent:
         alone = grid.resident == 1 and schedule.pipeline in WARPGROUPS
         turns = (grid.rounds - 1) * _constants(gemm)["TURNOVER_SECONDS"] if alone else 0.0
-        return work.waves(grid.rounds, grid.resident) + turns
+        return work.waves(grid.rounds, grid.resident) * _waiting(schedule, grid) + turns
     block = _constants(gemm)["BLOCK_SECONDS"] + grid.stage * _constants(gemm)["FIRST_BYTE_SECONDS"]
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
         parts = most_parts(grid.blocks, device.units, schedule.tails)
@@ -294,6 +299,13 @@ def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: G
         return block + grid.blocks / device.units * work.together(1) + cut
     # One block walks all tiles; loads of the next one overlap the epilogue.
     return block + grid.rounds * work.together(1)
+
+
+def _waiting(schedule: GpuSchedule, grid: Grid) -> float:
+    """Return by what clusters that fill nearly all places at once take longer."""
+    clusters = schedule.pipeline in WARPGROUPS and schedule.cluster * schedule.split_k > 2
+    full = grid.rounds == grid.resident and grid.fill > NEARLY_FULL
+    return 1 + CLUSTER_WAIT * (grid.resident - 1) if clusters and full else 1.0
 
 
 def _cut_seconds(gemm: Gemm, schedule: GpuSchedule, parts: int) -> float:

@@ -36,7 +36,7 @@ from schedules.layouts import TILE, lane_of, packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import DEALS, RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList, check
-from schedules.segments import GAIN, KNOWN_SWITCH, SWITCH, cover, m_grid, octave_weights, segments
+from schedules.segments import GAIN, SWITCH, cover, m_grid, octave_weights, segments
 from schedules.spilling import is_unrolled_too_far, note_spilling, seen_spilling, spills_like
 from schedules.tilings import MOST_DOT_M, decodes_ahead, pipelines_for, tilings
 from schedules.tuning import TuningDatabase
@@ -228,22 +228,23 @@ def rank(
     if not device.is_gpu:
         return tuple(Candidate(s, predict(gemm, device, s, m)) for s in cpu_candidates(gemm, device, m))
     device.core_for(gemm.activation)
-    spilling = seen_spilling(gemm, device)
-    found: list[Candidate] = []
     tried = [(pipelines_for(device, m, full=full or wide), m)]
     tried += [(WINDOW_PIPELINES, m), (pipelines_for(device, MORE), MORE)] if gemm.windows else []
     # Dot products take fewer registers than matrix instructions, whose scales of short groups may not fit.
     tried += [(pipelines_for(device, MOST_DOT_M), MOST_DOT_M)] if device.vendor == "amd" else []
-    for pipelines, rows in tried:
-        found = found or [
-            Candidate(schedule, predict(gemm, device, schedule, m))
-            for pipeline in _serving(gemm, pipelines)
-            if device.cores_for(gemm.activation, pipeline)
-            for schedule in tilings(gemm, device, pipeline, rows, full=full)
-            if schedule not in without
-            and not is_unrolled_too_far(schedule)
-            and not (spilling and any(spills_like(gemm, device, schedule, other) for other in spilling))
-        ]
+    spilling = seen_spilling(gemm, device)
+    found: list[Candidate] = []
+    for avoided in (spilling, ())[: 1 + bool(spilling)]:  # where all spill, one of them is right all the same
+        for pipelines, rows in tried:
+            found = found or [
+                Candidate(schedule, predict(gemm, device, schedule, m))
+                for pipeline in _serving(gemm, pipelines)
+                if device.cores_for(gemm.activation, pipeline)
+                for schedule in tilings(gemm, device, pipeline, rows, full=full)
+                if schedule not in without
+                and not is_unrolled_too_far(schedule)
+                and not any(spills_like(gemm, device, schedule, other) for other in avoided)
+            ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
     return tuple(sorted(found, key=_order))
@@ -373,7 +374,7 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     # In 8 bits the times of all kernels are lifted for few rows: those need no margin to follow more rows.
     margin = 0.0 if lane_of(gemm.activation) == 8 else SWITCH
     chosen = cover(costs, octave_weights(grid), most, gain)
-    served = segments(costs, chosen, KNOWN_SWITCH if estimator.exact else margin)
+    served = segments(costs, chosen, SWITCH if estimator.exact else margin)
     limits = (*grid[:-1], LARGEST_M)
     entries = [(limit, pool[row]) for limit, row in zip(limits, served, strict=True)]
     return _merged(_as_usual(gemm, device, tuning, entries) if gemm.batch_invariant else entries)

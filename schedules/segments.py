@@ -13,15 +13,12 @@ GAIN = 0.0015
 LEAST_EXCHANGE = 1e-6
 """What an exchange of schedules must shorten the mean by, beyond rounding."""
 
-SWITCH = 0.04
+SWITCH = 0.02
 """A schedule takes over from that of more rows of x once it is faster by this share.
 
 With fewer rows a kernel takes no longer than with more, so that only where another takes over can a call take
-longer than one of more rows: there expected times have to differ by more than what they are often off.
+longer than one of more rows.
 """
-
-KNOWN_SWITCH = 0.02
-"""The same where the very shape was timed: fewer entries, same times."""
 
 
 def m_grid(largest: int = 8192) -> tuple[int, ...]:
