@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tvm.script import tirx as T
@@ -20,9 +19,6 @@ from targets import TileDevice
 ACCESS = {4: ".v4", 2: ".v2", 1: ""}
 """Words of an access -> its suffix."""
 
-TURNS = 2
-"""Turns of a kernel that rehearses: the rehearsal, and the one that counts."""
-
 NARROW_PAIR = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f32", "fp8_e5m2": "cvt.rn.satfinite.e5m2x2.f32"}
 """Two float32 to two 8-bit floats, rounded once (PTX ISA, cvt)."""
 
@@ -37,7 +33,6 @@ class CudaDialect(Dialect):
     def __init__(self, device: TileDevice) -> None:
         super().__init__(device)
         self.overlap = Overlap(device)
-        self.rehearses, self.earnest = False, None
 
     @property
     def noalias(self) -> bool:
@@ -56,27 +51,8 @@ class CudaDialect(Dialect):
         self.overlap.release()
         if self.overlap.possible and inputs:
             self.prefetch(b.bind(block * threads + thread), inputs)
-        self.rehearses = self.rehearses and self.overlap.possible
-        if not self.rehearses:
-            self.overlap.wait()
+        self.overlap.wait()
         return block, thread
-
-    @contextmanager
-    def rehearsed(self) -> Iterator[None]:
-        """Emit what follows in two turns where the kernel rehearses.
-
-        A block that is alone with long code waits for its instructions: each line of them comes from L2 as it
-        is reached. The first turn, in which nothing is loaded or stored, is executed meanwhile.
-        """
-        if not self.rehearses:
-            yield
-            return
-        with b.loop(TURNS, rolled=True) as turn:
-            self.earnest = b.bind(turn == 1)
-            with b.when(self.earnest):
-                self.overlap.wait()
-            yield
-        self.earnest = None
 
     def prefetch(self, first: Expr, inputs: Sequence[Early]) -> None:
         """Bring inputs into L2, a line per thread: a model's parameters have left it since their last use."""
@@ -93,19 +69,12 @@ class CudaDialect(Dialect):
         space = "shared" if self.shared is not None and buffer.same_as(self.shared) else "global"
         # With ``.nc`` ptxas would move loads before `Overlap.wait`.
         keep = ".L1::no_allocate" if once else ""
-        target = [registers[first + word] for word in range(count)]
-        if space == "shared" or self.earnest is None:
-            b.ptx(f"ld.{space}{keep}{ACCESS[count]}.u32", *target, buffer.ptr_to(list(index)))
-            return
-        for word in range(count):
-            b.store(registers, T.uint32(0), first + word)
-        with b.when(self.earnest):
-            b.ptx(f"ld.{space}{keep}{ACCESS[count]}.u32", *target, buffer.ptr_to(list(index)))
+        target = (registers[first + word] for word in range(count))
+        b.ptx(f"ld.{space}{keep}{ACCESS[count]}.u32", *target, buffer.ptr_to(list(index)))
 
     def load_one(self, register: Any, buffer: Any, index: Index) -> None:
         bits = str(register.dtype).removeprefix("uint")
-        with nullcontext() if self.earnest is None else b.when(self.earnest):
-            b.ptx(f"ld.global.u{bits}", register[0], buffer.ptr_to(list(index)))
+        b.ptx(f"ld.global.u{bits}", register[0], buffer.ptr_to(list(index)))
 
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         b.ptx(f"st.global{ACCESS[len(words)]}.u32", buffer.ptr_to(list(index)), *words)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from tvm import tirx
@@ -38,12 +37,6 @@ class Dialect(ABC):
     machine: ClassVar[type[TirMachine]]
     """Emits operations on words."""
 
-    rehearses: bool = False
-    """Whether the kernel goes through its instructions once while the kernel before still runs."""
-
-    earnest: Expr | None = None
-    """Whether this is no rehearsal, in a kernel with one: only then it loads and stores."""
-
     def __init__(self, device: TileDevice) -> None:
         self.device = device
         self.wave = device.warp
@@ -63,10 +56,6 @@ class Dialect(ABC):
 
         inputs: What is to be brought nearer while the kernel before may still run.
         """
-
-    def rehearsed(self) -> AbstractContextManager[None]:
-        """Emit what follows in two turns where the kernel rehearses."""
-        return nullcontext()
 
     @abstractmethod
     def sync(self) -> None:
@@ -117,8 +106,6 @@ class Dialect(ABC):
     def element(self, buffer: Any, index: Index, dtype: str, wanted: str) -> Expr:
         """Return one element of a buffer in the type that is computed with."""
         value = buffer[index]
-        if self.earnest is not None:
-            value = T.if_then_else(self.earnest, value, tirx.const(0, str(value.dtype)))
         return value if dtype == wanted else T.Cast(wanted, value)
 
     def unchanged(self, value: Expr, dtype: str) -> Expr | None:

@@ -31,7 +31,7 @@ from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import WIDE, Vectors
-from ladder.movement.mapping import MANY, OFTEN, WINDOW, Mapping, reduced_extents, row_width
+from ladder.movement.mapping import MANY, WINDOW, Mapping, reduced_extents, row_width
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
 
@@ -159,11 +159,6 @@ class GpuNest(Nest):
     def width(self) -> int:
         """Return the columns that a lane takes at once."""
         return row_width(self.graph, self.rows)
-
-    def is_long(self) -> bool:
-        """Whether few blocks execute long code: rows in registers that are reduced again and again."""
-        few = isinstance(self.count, int) and self.count <= self.dialect.device.units
-        return few and bool(self.mapping.num) and len(self.reductions()) > OFTEN
 
     def reductions(self) -> list[Node]:
         return [node for node in self.graph.nodes if node.operator in REDUCTIONS]

@@ -27,10 +27,7 @@ class RowLoops:
         words = SLOTS * wave if self.nest.lanes > wave else 0
         check(teams == 1 or not words, "rows of several warps share no block: they meet at its barrier")
         blocks = tirx.floordiv(self.nest.count + teams - 1, teams)
-        self.nest.dialect.rehearses = self.nest.is_long() and not words
-        place = self.nest.start(blocks, teams * self.nest.lanes, words)
-        with self.nest.dialect.rehearsed():
-            self.team(*place)
+        self.team(*self.nest.start(blocks, teams * self.nest.lanes, words))
 
     def team(self, block: Expr, thread: Expr) -> None:
         """Emit the row of a thread's team.
@@ -40,12 +37,9 @@ class RowLoops:
         teams = self.nest.mapping.teams
         self.nest.lane = b.bind(tirx.floormod(thread, self.nest.lanes)) if teams > 1 else thread
         row = b.bind(block * teams + tirx.floordiv(thread, self.nest.lanes)) if teams > 1 else block
-        self.nest.valid = earnest = self.nest.dialect.earnest
         if not (isinstance(self.nest.count, int) and self.nest.count % teams == 0):
             # Teams beyond the last row work on it too and store nothing: teams of a wave exchange together.
-            valid = row < self.nest.count
-            self.nest.valid = b.bind(valid if earnest is None else tirx.And(valid, earnest))
-            row = b.bind(tirx.min(row, self.nest.count - 1))
+            self.nest.valid, row = b.bind(row < self.nest.count), b.bind(tirx.min(row, self.nest.count - 1))
         self.row(row)
 
     def row(self, row: Expr, before: Callable[[Index], None] = lambda index: None) -> None:

@@ -74,15 +74,13 @@ class SideBySide:
         for nest in self.nests:
             lines |= nest.early_lines()
         counts = [int(nest.count) for nest in self.nests]
-        self.dialect.rehearses = any(nest.is_long() for nest in self.nests)
         block, thread = self.dialect.start(sum(counts), self.dialect.wave, 0, list(lines.values()))
         first = 0
-        with self.dialect.rehearsed():
-            for nest, count in zip(self.nests, counts, strict=True):
-                with b.when(tirx.And(block >= first, block < first + count)):
-                    nest.thread = thread
-                    RowLoops(nest).team(b.bind(block - first), thread)
-                first += count
+        for nest, count in zip(self.nests, counts, strict=True):
+            with b.when(tirx.And(block >= first, block < first + count)):
+                nest.thread = thread
+                RowLoops(nest).team(b.bind(block - first), thread)
+            first += count
 
 
 def _part(chain: Chain, results: tuple[str, ...]) -> Chain:
