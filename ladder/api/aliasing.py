@@ -21,6 +21,7 @@ import torch.fx
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ladder.api.shared_results import Group, groups_apart, in_place_of, together
 from ladder.api.surroundings import kept_state
 from ladder.capture.values.aliasing import (
     Aliasing,
@@ -188,6 +189,8 @@ class Separated:
         self.lies = lies
         self.changes: dict[int, Callable[..., torch.Tensor]] | None = None
         """Result -> what mends it; `relaid` without how the result lies where sizes decide that."""
+        self.groups: list[Group] = []
+        """Results that are put into one memory after that."""
         self.growth: list[tuple[int, int]] = []
         """Arguments whose versions are mended, with by how much they grow."""
         self.marks: list[tuple[int, int]] = []
@@ -203,10 +206,13 @@ class Separated:
             return self.instead(*inputs)
         if self.changes is None:
             return self._first(inputs, self.executable, look)
-        if not (self.changes or self.growth or self.marks):
+        if not (self.changes or self.groups or self.growth or self.marks):
             return self.executable.run(inputs, look)
         before = [inputs[at]._version for at, _ in self.growth]
-        return self._marked(inputs, before, self._mended(inputs, self.executable.run(inputs, look)))
+        mended = self._mended(inputs, self.executable.run(inputs, look))
+        if self.groups:
+            mended = together(mended, self.groups, self._strides_now(inputs))
+        return self._marked(inputs, before, mended)
 
     def rehearse(self, inputs: Sequence[Any]) -> None:
         """Do ahead of calls what a first run does: put weights in order, find out what is to be mended.
@@ -252,6 +258,8 @@ class Separated:
         try:
             self.changes = self._needed(inputs, results)
             mended = self._mended(inputs, results)
+            self.groups = groups_apart(self.expected, aliasing_of(inputs, mended))
+            mended = together(mended, self.groups, self._strides_now(inputs))
             wrong = not self._is_right(inputs, mended)
         except RuntimeError:  # a result some of whose elements are one is not copied
             wrong = True
@@ -331,19 +339,13 @@ class Separated:
         changes = self.changes or {}
         if not changes:
             return results
-        numbers = iter(range(len(flat(results))))
-
-        def mended(value: Any) -> Any:
-            if isinstance(value, tuple | list):
-                return type(value)(map(mended, value))
-            at = next(numbers)
-            change = changes.get(at)
-            if change is relaid and self.lies is not None:
-                lies = self.lies.of(inputs, at)
-                return value if lies is None or lies_as(value, lies) else relaid(lies, value)
-            return value if change is None else change(value)
-
-        return mended(results)
+        values = flat(results)
+        for at, change in changes.items():
+            if change is not relaid or self.lies is None:
+                values[at] = change(values[at])
+            elif (lies := self.lies.of(inputs, at)) is not None and not lies_as(values[at], lies):
+                values[at] = relaid(lies, values[at])
+        return in_place_of(results, values)
 
 
 Values = Sequence[Any]

@@ -86,10 +86,9 @@ class BySizes:
 
 
 def _depends_on_sizes(known: Aliasing) -> bool:
-    """Tell whether results lie with gaps, or in arguments."""
+    """Tell whether sizes decide how results lie: with gaps, in arguments, or in what others show."""
     given = len(known.memory) - len(known.strides)
-    lies = zip(known.memory[given:], known.strides, strict=True)
-    return any(each is not None and (each.order is None or place < given) for place, each in lies)
+    return _lie_by_sizes(known) or any(place < given for place in known.memory[given:])
 
 
 def _nothing() -> None:
@@ -203,9 +202,16 @@ def separated(
     if is_open and any(part.steps is not None for part in parts.values()):
         raise ImportRefused("results are views of arguments, and sizes are open")
     executable.gives(parts)
-    with_gaps = any(each is not None and each.order is None for each in expected.strides)
-    lies = open_strides(module, opened) if is_open and with_gaps else None
+    lies = open_strides(module, opened) if is_open and _lie_by_sizes(expected) else None
     return Separated(executable, run_as_is(module, examples), expected, lies=lies)
+
+
+def _lie_by_sizes(expected: Aliasing) -> bool:
+    """Tell whether results lie with gaps, or show what others show."""
+    given = len(expected.memory) - len(expected.strides)
+    own = [place for place in expected.memory[given:] if place >= given]
+    gaps = any(each is not None and each.order is None for each in expected.strides)
+    return gaps or len(set(own)) < len(own)
 
 
 def reason_to_refuse(examples: list[Any]) -> str:

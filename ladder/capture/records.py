@@ -15,7 +15,7 @@ from ladder.capture.heap.nodes import Check
 from ladder.capture.python.bytecode import program_of
 from ladder.capture.python.frames import user_line
 from ladder.capture.python.layout import Layout
-from ladder.capture.python.prescan import reason_not_to_capture
+from ladder.capture.python.prescan import Unfollowed, reason_not_to_capture
 from ladder.capture.trace.assumptions import Assumed, Assumption
 from ladder.capture.values.expected import expected_open, numbering_extents, open_extents, shapes_of
 from ladder.capture.values.shapes import LEAST
@@ -368,7 +368,7 @@ class Store:
         break.
     tells_compiling: Whether a program that asks is told that a compiler traces it.
     begins_again: Whether one that was told so and raises an error is run once more as it is.
-    given_up: Why calls run without capture; empty if they do not.
+    given_up: Why calls run without capture; empty if they do not. `left_out`: code that runs as it is.
     """
 
     def __init__(self, function: Callable[..., Any], backend: Backend) -> None:
@@ -385,6 +385,7 @@ class Store:
         self.seconds = 0.0
         self.warned = False
         self.counts_cached_calls = False
+        self.left_out: set[Unfollowed] = set()
 
     def all_points(self) -> tuple[ResumePoint, ...]:
         """Return all resume points, the entries first."""

@@ -53,6 +53,12 @@ def changed_in_place(x, mask):
     return y.to(torch.float32).contiguous(), y
 
 
+def activated_in_place(x, mask):
+    y = torch.nn.functional.relu(x[mask], inplace=True)
+    z = torch.nn.functional.leaky_relu(y - 1, 0.1, True)
+    return y, torch.nn.Hardtanh(inplace=True)(z), z
+
+
 def given_back(x, mask):
     y = x[mask]
     same = y.flatten(start_dim=1), torch.atleast_1d(y), y.resolve_conj(), y.conj(), torch.real(y)
@@ -84,6 +90,7 @@ WHOLE = [
     kept_in_containers,
     divided,
     changed_in_place,
+    activated_in_place,
     given_back,
     by_level,
     repeated,

@@ -175,6 +175,42 @@ def test_what_values_decide_is_right_bounded_and_told_with_its_line():
     assert captured.calls["recorded"] <= 8
 
 
+def pasted(mask):
+    return torch.relu(mask) + os.getpid() * 0
+
+
+def all_pasted(masks):
+    return torch.stack([pasted(mask) for mask in masks])
+
+
+def test_a_function_in_which_the_graph_breaks_again_and_again_runs_as_it_is():
+    """As masks of a detector are pasted: something is read for each, and little is computed with it."""
+
+    def function(masks):
+        return all_pasted(masks.sigmoid() * 2).sum() + 1
+
+    captured = capture(function)
+    same(captured, function, *((torch.randn(9, size),) for size in (4, 4, 5, 6, 7, 8)))
+    same(captured, function, *((torch.randn(7, size),) for size in (4, 4, 5, 6, 7, 8)))
+    assert len(captured.records) <= 8
+    assert "in which the graph broke again and again" in captured.explain()
+    assert captured.calls["recorded"] <= 5
+
+
+def test_a_function_that_computes_much_between_its_graph_breaks_is_followed():
+    def layers(x, n):
+        for step in range(n):
+            for _ in range(20):
+                x = torch.sin(x) + step
+            x = x + os.getpid() * 0
+        return x
+
+    captured = capture(lambda x: layers(x, 6) * 2)
+    same(captured, captured.function, *[(torch.ones(2),)] * 3)
+    assert len(captured.records) == 7
+    assert captured.calls["recorded"] == 1
+
+
 def test_what_a_set_of_many_modules_holds_is_looked_at_once(monkeypatch):
     asked = []
     monkeypatch.setattr(containers, "is_constant", lambda value: asked.append(value) or is_constant(value))

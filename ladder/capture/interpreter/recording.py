@@ -8,6 +8,7 @@ from typing import Any
 from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.branches import fork
 from ladder.capture.interpreter.endings import GraphBreak
+from ladder.capture.interpreter.frequent import broken_often, leave_out, note_break
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.segments import close_segment, open_segment, prepare_break
 from ladder.capture.python.frames import NULL, OURS
@@ -76,7 +77,12 @@ def opaque(
     function = called
     if graph_break is None or not vm.recording:
         return vm.natively(function, *args, **kwargs)
+    note_break(vm)
     closed = close_segment(vm, graph_break)
+    if closed and (often := broken_often(vm)) is not None:
+        leave_out(vm.store, often)
+        vm.give_up()
+        closed = False
     try:
         result = vm.natively(function, *args, **kwargs)
     except BaseException as error:

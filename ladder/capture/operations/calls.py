@@ -29,7 +29,7 @@ from ladder.capture.operations.operators import subscript
 from ladder.capture.operations.replay import replay
 from ladder.capture.operations.tensor_operators import tensor_operator
 from ladder.capture.python import natives
-from ladder.capture.python.prescan import frame_names
+from ladder.capture.python.prescan import frame_names, unfollowed
 from ladder.capture.records import Store
 from ladder.capture.values import settings, tensors
 from ladder.capture.values.kinds import by_identity, is_a, is_constant, is_plain
@@ -220,6 +220,8 @@ def call_function(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
         raise CaptureError(f"{function.__qualname__} is not interpreted")
     if frame_names(code):
         raise CaptureError(f"{function.__qualname__} looks at frames")
+    if vm.store.left_out and unfollowed(code, args[0] if args else None) in vm.store.left_out:
+        raise CaptureError(f"{function.__qualname__}, in which the graph broke again and again")
     frame = new_frame(vm, function, args, kwargs)
     if code.co_flags & inspect.CO_GENERATOR:
         return generator_of(vm, frame)

@@ -6,6 +6,7 @@ on it, loops over it), it is taken to be what it is, and compared when the graph
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 from typing import Any
@@ -164,7 +165,16 @@ def alias_is_known(
         return True
     if name in _SAME_BY_EXTENTS or (name in _SAME and "memory_format" in kwargs):
         return False
-    return not given or name in _SAME or (name.endswith("_") and not name.endswith("__"))
+    in_place = (name.endswith("_") and not name.endswith("__")) or _is_asked_in_place(function, args, kwargs)
+    return not given or name in _SAME or in_place
+
+
+def _is_asked_in_place(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether a Python function has an argument ``inplace`` that is true, as activations of torch do."""
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    names = () if code is None else code.co_varnames[: code.co_argcount]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return given.get("inplace") is True
 
 
 _AXES = {"unbind": 1, "chunk": 2, "split": 2, "tensor_split": 2}

@@ -29,7 +29,9 @@ def new_frame(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
         code = function.__code__
         last = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
         new_container(vm, slots[code.co_varnames[last]])
-    return Frame(function, slots)
+    frame = Frame(function, slots)
+    frame.before = vm.trace.operators
+    return frame
 
 
 def _meet_function(vm: Interpreter, node: Node) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import gc
 import inspect
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, GeneratorType
@@ -38,9 +39,13 @@ class Frame:
 
     function: What runs.
     slots: Name to value, for locals, cells and free variables alike; unbound names are not there.
+    breaks: Instruction -> how often the graph broke there; `operators`: how many were recorded meanwhile;
+        `before`: how many the segment had when it began.
     """
 
     __slots__ = (
+        "before",
+        "breaks",
         "builtins",
         "code",
         "function",
@@ -48,6 +53,7 @@ class Frame:
         "index",
         "keywords",
         "names",
+        "operators",
         "override",
         "program",
         "slots",
@@ -69,6 +75,8 @@ class Frame:
         self.override: Any = NO_OVERRIDE
         self.handled: list[Any] = []
         self.yielded = False
+        self.breaks: Counter[int] = Counter()
+        self.operators = self.before = 0
 
     @property
     def line(self) -> int:

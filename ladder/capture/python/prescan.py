@@ -7,6 +7,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from ladder.capture.python.bytecode import program_of
 from ladder.capture.python.natives import FRAME_FUNCTIONS, FRAME_NAMES
 from ladder.capture.python.words import words
@@ -19,6 +21,15 @@ _REACHING_OUT = frozenset(
     words("LOAD_ATTR LOAD_METHOD STORE_ATTR DELETE_ATTR STORE_GLOBAL DELETE_GLOBAL IMPORT_NAME")
 )
 _NOT_CALLS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+Unfollowed = tuple[types.CodeType, int]
+"""Code that runs as it is, and the module, by its id, whose method it is then; 0 for a plain function."""
+
+
+def unfollowed(code: types.CodeType, first: Any) -> Unfollowed:
+    """Return what says that code runs as it is with a first argument."""
+    return code, id(first) if isinstance(first, torch.nn.Module) else 0
 
 
 def reason_not_to_capture(function: Any) -> str:

@@ -1,0 +1,57 @@
+"""Results that show one memory in the program show one memory, also where a plan computes them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import ladder
+from ladder.capture.values.aliasing import aliasing_of
+
+
+def rows(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return torch.stack([torch.relu(x + 1).sum(1), (y * 2).amax(1)]).unbind(0)
+
+
+def overlapping(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    whole = torch.cat([x.exp(), y.sin()])
+    return whole[1:5], whole[:, ::2], whole[3]
+
+
+def one_object(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = x + y
+    return z, z, z.view(-1), z.mT
+
+
+def two_types(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    z = (x - y).relu()
+    return z, z.view(torch.int32)
+
+
+def parts(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    whole = torch.softmax(x @ y.mT, -1)
+    first, second = whole.chunk(2, -1)
+    return first * 2, first, second, whole[0]
+
+
+@pytest.mark.parametrize("program", [rows, overlapping, one_object, two_types, parts])
+def test_who_writes_into_one_result_writes_into_the_others(
+    program: Callable[..., tuple[Tensor, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for shape in ((4, 6), (4, 6), (8, 6), (10, 6)):
+            x, y = torch.randn(shape), torch.randn(shape)
+            want, found = program(x, y), fast(x, y)
+            torch.testing.assert_close(found, want)
+            assert aliasing_of([x, y], found)[:2] == aliasing_of([x, y], want)[:2]
+            assert [each.stride() for each in found] == [each.stride() for each in want]
+            for at in range(len(want)):
+                want[at].fill_(at + 7)
+                found[at].fill_(at + 7)
+                torch.testing.assert_close(found, want)
+    assert not fast.refused
+    assert "operator by operator" not in caplog.text
