@@ -16,6 +16,13 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ladder.frontend.aten_layouts import laid_as_by_kernels
+from ladder.frontend.aten_writes import (
+    refuse_real_writes,
+    refuse_resized,
+    refuse_shared_results,
+    written_by,
+)
 from ladder.frontend.fx_facts import autocast_facts
 from ladder.frontend.selection import argmax, topk
 from ladder.frontend.upsampling import upsampling
@@ -195,14 +202,17 @@ class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        _refuse_real_writes(func, args, kwargs)
+        refuse_real_writes(func, args, kwargs)
         check = checks().get(func)
         if check is not None:
             self.results.append(check(*args, *kwargs.values()))
             return None
         if has_form(func):
             return self._without_writes(func, named(func, args, kwargs))
-        found = func(*args, **kwargs)
+        written = [(value, value.shape) for value in written_by(func, args, kwargs)]
+        refuse_shared_results(func, args, [value for value, _ in written])
+        found = laid_as_by_kernels(func, args, func(*args, **kwargs))
+        refuse_resized(func, written)
         _refuse_unknown_sizes(func, found)
         self._note(found)
         if may_raise(func, args):
@@ -239,19 +249,6 @@ def _refuse_unknown_sizes(function: Any, found: Any) -> None:
     """Raise ImportRefused where the sizes of a result depend on values: what follows need not be traced."""
     if torch.Tag.dynamic_output_shape in function.tags and free_unbacked_symbols(found):
         raise ImportRefused(f"the sizes of what {function} gives depend on values")
-
-
-def _refuse_real_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise ImportRefused before tracing writes into a tensor that the program holds."""
-    if not function._schema.is_mutable:
-        return
-    for place, argument in enumerate(function._schema.arguments):
-        given = args[place] if place < len(args) else kwargs.get(argument.name)
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        for value in (given if isinstance(given, list | tuple) else [given]) if written else ():
-            real = isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter)
-            if real and not torch._is_functional_tensor(value):  # type: ignore[arg-type]
-                raise ImportRefused(f"{function} changes a tensor that is no argument")
 
 
 def _with_failing(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -317,8 +314,17 @@ def decompositions() -> Mapping[Any, Callable[..., Any]]:
     return {**kept, **norms, **CHOICES}
 
 
-CHOICES = {torch.ops.aten.topk.default: topk, torch.ops.aten.argmax.default: argmax}
-"""Operators that choose among a row's elements -> what they consist of."""
+def sgn(x: Any) -> Any:
+    """Return ``torch.sgn``: complex numbers keep their operator, whose parts give other infinities."""
+    return NotImplemented if x.is_complex() else torch.sign(x)
+
+
+CHOICES = {
+    torch.ops.aten.topk.default: topk,
+    torch.ops.aten.argmax.default: argmax,
+    torch.ops.aten.sgn.default: sgn,
+}
+"""Operators -> what they consist of, where torch has no decomposition or one of other values."""
 
 BATCH_NORMS = {
     torch.ops.aten.native_batch_norm.default: 0,

@@ -118,7 +118,7 @@ class Importer:
     def converted(self, value: str, ttype: str) -> str:
         """Return a value in another type as the program asks: to 16 bits and straight back it is rounded."""
         wide = self.narrowed.get(value)
-        if ttype == "float32" and wide is not None:
+        if ttype in ("float32", "float64") and wide is not None:
             return self.cast(self.g.add("convert", wide, type=self.ttype(value), exact=True), ttype)
         made = self.cast(value, ttype)
         if ttype in HALVES and self.ttype(value) == "float32":

@@ -1,0 +1,51 @@
+"""What operators of a traced program write, and writes that no functional graph can stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ladder.runtime.functional import memory_of
+from ladder.runtime.model.program import ImportRefused
+
+
+def refuse_real_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise ImportRefused before tracing writes into a tensor that the program holds."""
+    for value in written_by(function, args, kwargs):
+        real = type(value) in (torch.Tensor, torch.nn.Parameter)
+        if real and not torch._is_functional_tensor(value):
+            raise ImportRefused(f"{function} changes a tensor that is no argument")
+
+
+def written_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that a call of an operator writes."""
+    found: list[torch.Tensor] = []
+    if function._schema.is_mutable:
+        for place, argument in enumerate(function._schema.arguments):
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                found += [value for value in tree_leaves(given) if isinstance(value, torch.Tensor)]
+    return found
+
+
+def refuse_resized(function: Any, written: Sequence[tuple[torch.Tensor, torch.Size]]) -> None:
+    """Raise ImportRefused where a tensor of some elements gets another size (``resize_``, ``out=``).
+
+    Functional graphs give it memory of its own; in eager, views show what it had, and it writes there.
+    """
+    moves_axes = torch.Tag.inplace_view in function.tags and "resize" not in function._schema.name
+    for value, before in written if not moves_axes else ():
+        if value.shape != before and not any(isinstance(extent, int) and extent == 0 for extent in before):
+            raise ImportRefused(f"{function} gives what it writes another size")
+
+
+def refuse_shared_results(function: Any, args: Sequence[Any], written: Sequence[torch.Tensor]) -> None:
+    """Raise ImportRefused where ``out=`` holds what a sum or product reads: torch clears it at once."""
+    if not written or "out" not in function._overloadname or torch.Tag.pointwise in function.tags:
+        return
+    memory = {memory_of(value) for value in tree_leaves(args) if isinstance(value, torch.Tensor)}
+    if memory & {memory_of(value) for value in written}:
+        raise ImportRefused(f"{function} writes what it reads")
