@@ -316,9 +316,11 @@ def avoid_spilling(request: Request, plan: Plan, kernels: Sequence[Kernel]) -> b
     ]
     if not spilling:
         return False
+    from ladder.partition.convolutions import best_candidate
     from schedules.policy import avoid
 
     news = [avoid(request.gemm, request.target, schedule) for schedule in spilling]
+    best_candidate.cache_clear()
     return any(news)
 
 

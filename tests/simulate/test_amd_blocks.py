@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import block_graphs as graphs
 import pytest
 from block_graphs import Case, run, run_quantized
+from found_graphs import graphs_of
 
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.candidates import ranked
@@ -33,6 +35,7 @@ CASES: dict[str, tuple[Callable[[], Case], BlockSchedule]] = {
     "gated, columns": (lambda: graphs.gated_mlp(32, 128, 64, 64, 32), BlockSchedule(1, 2, 2, 1, 2)),
     "low rank": (lambda: graphs.lora(16, 64, 64, 16, 32, 16), BlockSchedule(2)),
     "low rank, no loop": (lambda: graphs.lora(16, 64, 64, 16, 32, 0), BlockSchedule()),
+    "low rank, few rows": (lambda: graphs.lora(8, 32, 32, 16, 16, 0), BlockSchedule()),
     "computed second operand": (lambda: graphs.add_then_multiply(32, 64, 16, 32), BlockSchedule(1, 2)),
     "attention": (lambda: graphs.attention(1, 64, 32, 128, 64, 32, norm=True), BlockSchedule(1, 4)),
     "attention, groups": (lambda: graphs.attention(2, 32, 64, 128, 32, 32, 0.125), BlockSchedule(2, 2)),
@@ -149,6 +152,17 @@ def test_whatever_is_ranked_can_be_emitted(name: str, arch: str) -> None:
     assert bool(found) == (name != "computed operand" and (name, arch) != ("real zeros", "gfx90a"))
     for each in {one.schedule.column_warps: one for one in found}.values():
         emit(block, device, each.schedule, "k")
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_products_within_the_loop_are_not_shared_by_columns(arch: str) -> None:
+    graph = list(graphs_of("lora", random.Random(0)))[9]
+    device = get_device(f"rocm/{arch}")
+    for body in (node.body for node in graph.nodes if node.body is not None):
+        found = ranked(body, device)
+        assert found
+        for each in {one.schedule.column_warps: one for one in found}.values():
+            emit(body, device, each.schedule, "k")
 
 
 REFUSED = {

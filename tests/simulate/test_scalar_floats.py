@@ -37,6 +37,8 @@ def after(line: str, *registers: int) -> Any:
         ("s_fmamk_f32 s0, s1, 0x40000000, s2", 5.5),
         ("s_fmaak_f32 s0, s1, s2, 0x3f800000", -0.5),
         ("s_max_num_f32 s0, s1, s3", 3.0),  # of a number and NaN the number
+        ("s_minimum_f32 s0, s1, s2", -0.5),
+        ("s_maximum_f32 s0, s1, s3", np.nan),  # of a number and NaN the NaN
         ("s_rndne_f32 s0, s2", -0.0),
         ("s_cvt_f32_i32 s0, -7", -7.0),
         ("v_s_sqrt_f32 s0, 4.0", 2.0),

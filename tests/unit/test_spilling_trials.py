@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+import schedules.spilling
 from ladder.api import fused_trials
+from ladder.api.problem import gemm_for
 from ladder.ir import GraphBuilder
+from ladder.ir.windows import Windows
 from ladder.partition import partition
+from ladder.partition.convolutions import best_candidate
 from ladder.runtime.build import Kernel
 from ladder.runtime.model import build
 from targets import get_device
@@ -64,3 +68,23 @@ def test_torch_computes_a_part_whose_kernel_spills(
     kernels, _, found = build.build_kernels(partition(graph, device=GFX1100), {}, GFX1100)
     assert found == reasons
     assert list(kernels) == ([] if reasons else [0])
+
+
+def test_convolutions_take_the_next_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is chosen for the problem without bias and function."""
+    windows = Windows((3, 3), (1, 1), (1, 1))
+    gemm = gemm_for(64, 9 * 64, "float16", "float16", windows=windows, bias=True, epilogue=("relu",))
+    part: Any = SimpleNamespace(gemm=gemm, operators=("contract", "relu"))
+    monkeypatch.setattr(schedules.spilling, "_seen", {})
+    monkeypatch.setattr(
+        build,
+        "obtain",
+        lambda asked: (asked.plan, [Kernel(Path(), {"resources": {"k": SPILLS}}, False, dict)]),
+    )
+    seen = []
+    for _ in range(3):
+        request = build._request(part, GFX1100, 256)
+        seen.append(request.plan)
+        assert build._avoid_spilling([part], {0: request})
+    assert len(set(seen)) == 3
+    best_candidate.cache_clear()

@@ -136,12 +136,23 @@ class BlockGeometry:
             )
             wide = self.program.shape(node.name)[1] > 1
             source = self.program.block.producer(node.inputs[0])
-            alone = source.operator == "matmul" and len(self.program.users[source.name]) == 1
-            in_place = alone and kind == "sum"
+            in_place = self._is_in_place(source)
             check(
                 not (split and wide) or in_place,
                 f"%{node.name} is taken within the loop as a whole; use column_warps=1",
             )
+        for node in self.program.block.nodes if split else ():
+            inner = node.operator == "matmul" and self.program.stages[node.name] == LOOP
+            check(
+                not inner or self._is_in_place(node),
+                f"%{node.name} is taken within the loop as a whole; use column_warps=1",
+            )
+
+    def _is_in_place(self, source: Node) -> bool:
+        """Whether a value is a product that one sum alone takes, so that warps add to their columns of it."""
+        users = self.program.users[source.name]
+        alone = source.operator == "matmul" and len(users) == 1 and users[0].operator == "accumulate"
+        return alone and node_attributes(users[0])["kind"] == "sum"
 
     @cached_property
     def shape(self) -> FragmentShape:

@@ -239,3 +239,5 @@ class RocmBlocks(BlockDialect):
 
     def multiply(self, sums: Any, at: int, a: Sequence[Expr], second: Sequence[Expr]) -> None:
         self.step.perform("", sums, range(at, at + self.shape.run), list(second), list(a), None)
+        if self.step.feature.startswith("wmma"):
+            d.finish_here(sums, at, self.shape.run)

@@ -70,6 +70,15 @@ def schedule_fence() -> None:
     effect("llvm.amdgcn.sched.barrier", T.int32(0))
 
 
+def finish_here(values: Any, at: int, count: int) -> None:
+    """Have what was computed be there at this place.
+
+    LLVM takes RDNA3's WMMA, which reads all lanes' registers, for what it may move into a branch that part
+    of the wave takes; a use before the branch, of which nothing is emitted, prevents it.
+    """
+    effect("llvm.fake.use", values[lanes(at, count)])
+
+
 def effect(name: str, *operands: Expr) -> None:
     """Emit a call of an LLVM intrinsic for its effect."""
     b.emit(T.call_llvm_intrin("void", name, *operands))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -106,7 +106,7 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
         requests = gemm_requests(prepared.parts, device)
         kernels, further, reasons = build_kernels(prepared.parts, requests, device)
         spilling = any(kernel.spilled for kernel in further)
-        if not (left and spilling and _avoid_spilling(requests.values())):
+        if not (left and spilling and _avoid_spilling(prepared.parts, requests)):
             break
     parts = [
         demoted(part, reasons[number]) if number in reasons else part
@@ -123,10 +123,19 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
     return Built(program, plan, named, executable)
 
 
-def _avoid_spilling(requests: Iterable[Request]) -> bool:
+def _avoid_spilling(parts: Sequence[Subgraph], requests: Mapping[int, Request]) -> bool:
     """Have the policy choose other schedules for products whose kernels spill; return whether some do."""
-    news = [avoid_spilling(request, *obtain(request)) for request in requests]
+    known = dict.fromkeys(
+        (replace(request, gemm=_scheduled(parts[number])), request) for number, request in requests.items()
+    )
+    news = [avoid_spilling(asked, *obtain(request)) for asked, request in known]
     return any(news)
+
+
+def _scheduled(part: Subgraph) -> Gemm:
+    """Return the problem by which the schedules of a product are chosen."""
+    assert part.gemm is not None  # that is what a gemm part has
+    return plain_problem(part.gemm) if "contract" in part.operators else part.gemm
 
 
 def gemm_requests(parts: Sequence[Subgraph], device: TileDevice) -> dict[int, Request]:
@@ -150,7 +159,7 @@ def _request(part: Subgraph, device: TileDevice, rows: int | str) -> Request:
     assert part.gemm is not None  # that is what a gemm part has
     if "contract" not in part.operators:
         return request_for(part.gemm, device, rows)
-    chosen = candidate_for(plain_problem(part.gemm), device, int(rows))
+    chosen = candidate_for(_scheduled(part), device, int(rows))
     return Request(part.gemm, device.name, Plan(((ANY_M, chosen.schedule),)))
 
 

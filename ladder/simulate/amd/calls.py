@@ -77,6 +77,7 @@ HINTS = (
     "llvm.amdgcn.s.waitcnt",
     "llvm.amdgcn.s.wait.dscnt",
     "llvm.amdgcn.s.sleep",
+    "llvm.fake.use",
 )
 """Calls that change when something happens, never what: LLVM waits for loads by itself."""
 

@@ -25,6 +25,8 @@ ARITHMETIC: dict[str, Callable[..., Number]] = {
     "mul": lambda a, b: a * b,
     "min_num": smaller,
     "max_num": larger,
+    "minimum": np.minimum,
+    "maximum": np.maximum,
     "fmamk": lambda a, k, b: fma(a, k, b),
     "fmaak": fma,
     "ceil": np.ceil,
