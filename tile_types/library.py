@@ -24,7 +24,7 @@ from tile_types.errors import (
     whole_number,
 )
 from tile_types.floats import QUIET_NAN, FloatFormat
-from tile_types.ttype import EXHAUSTIBLE_BITS, Metadata, TType
+from tile_types.ttype import EXHAUSTIBLE_BITS, NOT_CONSECUTIVE, Metadata, TType
 
 NF4_VALUES = (
     -1.0,
@@ -187,7 +187,7 @@ def group_scaled(element: str, group_size: int, *, scale: str = "float16", zero:
     ------
     UnknownNameError, ShapeError, ConversionError
         If the element or scale is unknown, the size is below 1, or an integer zero point is
-        asked of a type that has values other than integers.
+        asked of a type that has values other than consecutive integers.
     """
     base = get_type(element)
     kind = zero or "none"
@@ -200,7 +200,7 @@ def group_scaled(element: str, group_size: int, *, scale: str = "float16", zero:
     if base.is_block:
         raise ConversionError(f"{element} is a block type already; give its element {base.element!r}")
     if kind == "integer" and not base.is_integer:
-        raise ConversionError(f"{element} has values other than integers; use zero='float' or no zero point")
+        raise ConversionError(f"{element} {NOT_CONSECUTIVE}; use zero='float' or no zero point")
     suffix = ("" if scale == "float16" else f"_s{scale}") + _ZERO_SUFFIX[kind]
     name = f"{base.name}_g{group_size}{suffix}"
     return _TYPES.get(name) or _group_scaled(name, base, group_size, scale, kind)

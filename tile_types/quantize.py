@@ -39,7 +39,7 @@ from tile_types.scaling import (
     statistics,
     wide_enough_for_zero,
 )
-from tile_types.ttype import TType, code_dtype, require_finite
+from tile_types.ttype import NOT_CONSECUTIVE, TType, code_dtype, require_finite
 
 ZERO_KINDS = ("none", "integer", "float")
 GRANULARITIES = ("tensor", "channel", "group", "block2d")
@@ -283,7 +283,7 @@ def _check_recipe(recipe: Recipe, scale_asked: bool) -> None:
         (rule == "hqq" and recipe.block[0] != 1, "scaling 'hqq' needs groups within a row; use group_size"),
         (
             zero == "integer" and not recipe.element.is_integer,
-            f"{name} has values other than integers; use zero='float'",
+            f"{name} {NOT_CONSECUTIVE}; use zero='float'",
         ),
         (
             zero == "float" and recipe.scale_type not in FLOAT_SCALE_TYPES,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tile_types.errors import ConversionError, unknown_name
 from tile_types.library import get_type
-from tile_types.ttype import TType
+from tile_types.ttype import NOT_CONSECUTIVE, TType
 
 CORES = ("float16", "bfloat16", "tfloat32", "float32", "int8", "fp8_e4m3", "fp8_e5m2")
 """Operand types of matrix cores, in the order in which they are suggested."""
@@ -58,12 +58,15 @@ def representable_cores(ttype: TType | str, zero: str = "none") -> tuple[str, ..
 def require_representable(ttype: TType | str, core: str, zero: str = "none") -> None:
     """Raise unless `representable`.
 
-    Raises ConversionError: Names a core that can hold the type.
+    Raises ConversionError: Names a core that can hold the type, or says that its values fit no integer zero
+        points.
     """
     if representable(ttype, core, zero):
         return
     found = get_type(ttype)
     able = [each for each in representable_cores(ttype, zero) if each != "tfloat32"]  # no product takes it
+    if zero == "integer" and not found.element_type.is_integer:
+        raise ConversionError(f"{found.name} {NOT_CONSECUTIVE}; use zero='float' or no zero point")
     what = f"{found.name} with {zero} zero points" if zero != "none" else found.name
     advice = f"use {' or '.join(able[:2])}" if able else "no core can"
     if found.element_type.exact and not {"float16", "bfloat16"} & set(able):

@@ -19,6 +19,9 @@ MAX_BITS = 128
 EXHAUSTIBLE_BITS = 16
 """Types up to this width are enumerated; wider ones are probed (see `TType.probe_codes`)."""
 
+NOT_CONSECUTIVE = "has values other than consecutive integers, which integer zero points need"
+"""What is wrong with a type that is not `TType.is_integer`, after its name."""
+
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 STORED = (("scale", "block"), ("zero", "block"), ("tensor_scale", "tensor"))

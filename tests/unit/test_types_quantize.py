@@ -316,7 +316,7 @@ def test_clipping_half_the_weights_must_be_asked_for(name: str) -> None:
         ("mxfp4", {"group_size": 16}, ConversionError, "fixes block"),
         ("mxfp4", {"scale_type": "float16"}, ConversionError, "fixes scale_type"),
         ("int4_g32", {"zero": "integer"}, ConversionError, "fixes zero"),
-        ("nf4", {"zero": "integer"}, ConversionError, "other than integers"),
+        ("nf4", {"zero": "integer"}, ConversionError, "other than consecutive integers"),
         ("uint4", {"scaling": "minmax", "zero": "none"}, ConversionError, "needs a zero point"),
         ("uint4", {"scaling": "hqq", "zero": "integer"}, ConversionError, "float"),
         ("uint4", {"scaling": "hqq", "granularity": "tensor"}, ConversionError, "within a row"),
