@@ -247,14 +247,13 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     if schedule.pipeline == "mma":  # results reuse the stages' memory after the loop
         ring = schedule.stages * (stage_bytes(gemm, schedule) + 16) + table_bytes(gemm)
         return max(ring, schedule.tile_m * schedule.tile_n * 4)
-    barriers = 64 if schedule.pipeline == "tcgen05" else 0
-    return _wgmma_bytes(gemm, schedule) + table_bytes(gemm) + barriers
+    return warpgroup_bytes(gemm, schedule) + (64 if schedule.pipeline == "tcgen05" else 0)
 
 
-def _wgmma_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the shared memory of a wgmma block without its decode table."""
+def warpgroup_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the dynamic shared memory of a block of warpgroups, alignment included."""
     ring = schedule.stages * (stage_bytes(gemm, schedule) + 16)
-    return ring + _staging_bytes(gemm, schedule) + ALIGNMENT_BYTES
+    return ring + _staging_bytes(gemm, schedule) + table_bytes(gemm) + ALIGNMENT_BYTES
 
 
 def least_x_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:

@@ -54,6 +54,14 @@ def whole_number(value: object, what: str) -> int:
     return int(number)
 
 
+def positive_number(value: object, what: str, otherwise: str = "") -> int:
+    """Return a whole number from 1 on as an int; else raise ShapeError, which names ``otherwise`` too."""
+    number = whole_number(value, what)
+    if number < 1:
+        raise ShapeError(f"{what} must be at least 1, {f'or {otherwise}, ' * bool(otherwise)}got {number}")
+    return number
+
+
 def sequence_of(kind: type | tuple[type, ...], values: object, what: str) -> tuple[Any, ...]:
     """Return a list or tuple as a tuple; raises DTypeError, "<what>, got <type>", for others and in it."""
     require_kind(values, (list, tuple), what)

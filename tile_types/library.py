@@ -17,11 +17,10 @@ from tile_types.codebooks import CODEBOOKS, codebook_type
 from tile_types.errors import (
     ConversionError,
     LadderError,
-    ShapeError,
     ValueRangeError,
+    positive_number,
     require_kind,
     unknown_name,
-    whole_number,
 )
 from tile_types.floats import QUIET_NAN, FloatFormat
 from tile_types.ttype import EXHAUSTIBLE_BITS, NOT_CONSECUTIVE, Metadata, TType
@@ -195,8 +194,7 @@ def group_scaled(element: str, group_size: int, *, scale: str = "float16", zero:
         raise unknown_name("kind of zero point", kind, _ZERO_SUFFIX)
     if scale not in SCALE_TYPES:
         raise unknown_name("scale type", scale, SCALE_TYPES)
-    if whole_number(group_size, "group_size") < 1:
-        raise ShapeError(f"group_size must be at least 1, got {group_size}")
+    positive_number(group_size, "group_size")
     if base.is_block:
         raise ConversionError(f"{element} is a block type already; give its element {base.element!r}")
     if kind == "integer" and not base.is_integer:

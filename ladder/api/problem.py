@@ -13,6 +13,7 @@ from tile_types.errors import (
     ConversionError,
     DTypeError,
     ShapeError,
+    positive_number,
     require_kind,
     sequence_of,
     unknown_name,
@@ -131,7 +132,4 @@ def _group(ttype: TType, group_size: int | None, k: int) -> int:
         return min(own, k)
     if is_whole_row(group_size):
         return k
-    group_size = whole_number(group_size, "group_size")
-    if group_size < 1:
-        raise ShapeError(f"group_size must be at least 1, or -1 for one scale per row, got {group_size}")
-    return min(group_size, k)
+    return min(positive_number(group_size, "group_size", "-1 for one scale per row"), k)

@@ -8,7 +8,7 @@ import torch
 
 from tile_types import TType
 from tile_types.arrays import as_torch
-from tile_types.errors import ShapeError, whole_number
+from tile_types.errors import positive_number
 from tile_types.library import get_type
 from tile_types.quantize import quantize as quantize_values
 
@@ -44,8 +44,8 @@ def quantize_tokens(
     """
     from ladder.runtime import operator
 
-    if group_size is not None and whole_number(group_size, "group_size") < 1:
-        raise ShapeError(f"group_size must be at least 1, or None for whole rows, got {group_size}")
+    if group_size is not None:
+        positive_number(group_size, "group_size", "None for whole rows")
     return operator.quantize_tokens(x, activation, group_size or 0)
 
 

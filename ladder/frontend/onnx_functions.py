@@ -68,9 +68,14 @@ def _softsign(call: Call) -> Any:
     return by_aten(call, "div.Tensor", call.tensor(0), size)
 
 
-def _swish(call: Call) -> Any:
-    scaled = by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.0)))
-    return by_aten(call, "mul.Tensor", call.tensor(0), by_aten(call, "sigmoid.default", scaled))
+def swish(alpha: float) -> Row:
+    """Return the row of x times the sigmoid of a multiple of x: ``alpha`` unless the node has its own."""
+
+    def row(call: Call) -> Any:
+        scaled = by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", alpha)))
+        return by_aten(call, "mul.Tensor", call.tensor(0), by_aten(call, "sigmoid.default", scaled))
+
+    return row
 
 
 def _summed(call: Call) -> Any:
@@ -131,7 +136,7 @@ FUNCTIONS: Mapping[str, Row] = {
         for name, row in {
             "HardSigmoid": _hard_sigmoid, "HardSwish": lambda call: hard_swish(call, call.tensor(0)),
             "LeakyRelu": _leaky, "PRelu": _prelu,
-            "ThresholdedRelu": _thresholded, "Softsign": _softsign, "Swish": _swish,
+            "ThresholdedRelu": _thresholded, "Softsign": _softsign, "Swish": swish(1.0),
             "Sum": _summed, "Mean": _averaged, "Attention": _attention,
             "Round": lambda call: by_aten(call, "round.default", call.tensor(0)),
             "Ceil": lambda call: by_aten(call, "ceil.default", call.tensor(0)),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ladder.frontend.onnx_call import Call, Row
-from ladder.frontend.onnx_functions import by_aten, hard_sigmoid, hard_swish
+from ladder.frontend.onnx_functions import by_aten, hard_sigmoid, hard_swish, swish
 from ladder.frontend.onnx_models import MODELS, add_product
 from ladder.frontend.onnx_stages import Weight
 from tile_types.library import get_type
@@ -32,11 +32,6 @@ def _total(call: Call, *places: int) -> Any:
 def _gelu(approximate: str) -> Row:
     """Return the row of GELU of the sum of both operands, or of the one that there is."""
     return lambda call: by_aten(call, "gelu.default", _total(call, 0, 1), approximate=approximate)
-
-
-def _quick_gelu(call: Call) -> Any:
-    scaled = by_aten(call, "mul.Tensor", call.tensor(0), float(call.given.get("alpha", 1.702)))
-    return by_aten(call, "mul.Tensor", call.tensor(0), by_aten(call, "sigmoid.default", scaled))
 
 
 def _clipped(call: Call, x: Any, low: float = -inf, high: float = inf) -> Any:
@@ -191,7 +186,7 @@ MICROSOFT: Mapping[str, Row] = {
     "Gelu": _gelu("none"),
     "BiasGelu": _gelu("none"),
     "FastGelu": _gelu("tanh"),
-    "QuickGelu": _quick_gelu,
+    "QuickGelu": swish(1.702),
     "BiasAdd": lambda call: _total(call, 0, 1, 2),
     "FusedMatMul": _fused_matmul,
     "TransposeMatMul": _fused_matmul,

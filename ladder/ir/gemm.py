@@ -9,7 +9,7 @@ import numpy as np
 
 from ladder.ir.windows import Windows, windows_from
 from tile_types import TType, get_type
-from tile_types.errors import DTypeError, ShapeError, require_kind, whole_number
+from tile_types.errors import DTypeError, ShapeError, positive_number, require_kind, whole_number
 
 ZERO_KINDS = ("none", "integer", "float")
 """How zero points are stored: absent, integers in code space, or real numbers (HQQ)."""
@@ -135,8 +135,7 @@ class Gemm:
         object.__setattr__(self, "windows", windows_from(self.windows))
         if self.n < 1 or self.k < 1:
             raise ShapeError(f"a weight matrix needs N >= 1 and K >= 1, got N={self.n}, K={self.k}")
-        if self.group_size < 1:
-            raise ShapeError(f"group_size must be at least 1, got {self.group_size}")
+        positive_number(self.group_size, "group_size")
         if self.experts < 0 or ((self.masked or self.slots) and not self.experts):
             raise ShapeError(f"masked tokens need experts, experts={self.experts} masked={self.masked}")
         if self.token_group % 64 or (self.token_group and not self.token_scale):

@@ -14,17 +14,16 @@ from ladder.lower import Expr
 from ladder.lower.gpu.groups import Groups
 from schedules.codes import table_bytes
 from schedules.footprint import (
-    ALIGNMENT_BYTES,
     CHUNK_BYTES,
     RESERVED_BYTES,
     carries,
     math_register_estimate,
     moves_registers,
     scale_span,
-    slices_in_turn,
     staged_columns,
     turn_slabs,
     warpgroup_blocks,
+    warpgroup_bytes,
 )
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
@@ -214,21 +213,9 @@ class WgmmaGeometry:
         return self.team * WARP_ROWS + (4 if self.gemm.output == "float32" else 0)
 
     @property
-    def staging_bytes(self) -> int:
-        """Bytes through which the epilogue transposes sums."""
-        element = 4 if self.gemm.output == "float32" else 2
-        return self.schedule.warps // self.team * self.chunk * self.pitch * element
-
-    @property
     def owned_units(self) -> int:
         """Most units (sixteen rows of a warp) that one block of a cluster that splits K finishes."""
         return -(-self.schedule.warps * self.m64 // self.schedule.split_k)
-
-    @property
-    def cluster_bytes(self) -> int:
-        """Bytes that receive the other blocks' sums of K slices."""
-        sets = (self.schedule.split_k - 1) * slices_in_turn(self.schedule)
-        return sets * self.owned_units * self.accumulators * 32 * 4
 
     @property
     def table_bytes(self) -> int:
@@ -238,8 +225,7 @@ class WgmmaGeometry:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block, alignment included."""
-        ring = self.schedule.stages * (self.stage_bytes + 16)
-        return ring + self.staging_bytes + self.cluster_bytes + self.table_bytes + ALIGNMENT_BYTES
+        return warpgroup_bytes(self.gemm, self.schedule)
 
     # ---- registers ------------------------------------------------------------------
     @property
