@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Container
 from functools import reduce
 from typing import Any
 
@@ -95,17 +96,25 @@ def depends_on_strides(node: torch.fx.Node) -> bool:
     return node.target in STRIDED or draws(node) or name.startswith(ASKING) or not name.startswith(KNOWN)
 
 
-def may_turn(graph: GraphBuilder, value: str) -> bool:
-    """Tell whether rewriting may let a value lie otherwise, as what is computed of convolutions."""
+def may_turn(graph: GraphBuilder, value: str, gapped: Container[str] = ()) -> bool:
+    """Tell whether rewriting may let a value lie otherwise, as what is computed of convolutions.
+
+    gapped: Inputs that do not lie in the order of their axes; what equals one of them may lie as it does.
+    """
     waiting, met = [value], set()
     while waiting:
         node = graph.node(waiting.pop())
-        if node.operator in ("contract", "transpose", "restride"):
+        if node.operator in ("contract", "transpose", "restride") or node.name in gapped:
             return True
         if node.name not in met and not (node.operator == "matmul" and len(node.tile.shape) == 2):
             waiting += node.inputs
         met.add(node.name)
     return False
+
+
+def has_gaps(value: Any) -> bool:
+    """Tell whether an argument is a tensor that does not lie in the order of its axes."""
+    return isinstance(value, torch.Tensor) and not value.is_contiguous()
 
 
 def shows_copy(node: torch.fx.Node) -> bool:

@@ -29,6 +29,7 @@ from ladder.frontend.fx_nodes import (
     depends_on_strides,
     draws,
     first_result,
+    has_gaps,
     inverse,
     is_open,
     is_whole,
@@ -298,6 +299,7 @@ class _Walk:
     def _laid_out(self, node: torch.fx.Node) -> dict[torch.fx.Node, str]:
         """Return copies of what an operator reads in the order of memory, that lie as in the program."""
         found: dict[torch.fx.Node, str] = {}
+        gapped = {self.values[one] for one in self.positions if has_gaps(one.meta["val"])}
         for source in node.all_input_nodes:
             value = source.meta["val"]
             if not isinstance(value, torch.Tensor) or not self.values[source]:
@@ -310,7 +312,7 @@ class _Walk:
                 continue
             asks, dense = depends_on_strides(node), value.is_contiguous()
             same = self._is_dense(source) if dense else not asks
-            same = same and not (asks and dense and may_turn(self.im.g, self.values[source]))
+            same = same and not (asks and dense and may_turn(self.im.g, self.values[source], gapped))
             if shows_copy(source) or not (same or self._shows_argument(source)):
                 found[source] = self._of_strides(LAID_OUT, source)
         return found
