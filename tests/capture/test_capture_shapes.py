@@ -434,3 +434,16 @@ def test_shapes_whose_extents_are_known_are_those_of_torch():
         _, *shapes = fast(torch.ones(rows, 2))
         assert shapes == [(rows, 2)] * 2
         assert {type(shape) for shape in shapes} == {torch.Size}
+
+
+def test_strides_of_tensors_without_elements_are_no_symbols():
+    def program(x):
+        x.fill_diagonal_(1)
+        return x.diagonal() + 1, x * 2
+
+    fast = capture(program)
+    for rows, columns, step in ((0, 8, 1), (0, 6, 2), (0, 10, 2), (0, 8, 4), (2, 6, 2), (4, 8, 1)):
+        x, y = (torch.zeros(rows, columns)[:, ::step] for _ in range(2))
+        for found, wanted in zip(fast(x), program(y), strict=True):
+            assert found.shape == wanted.shape
+            assert torch.equal(found, wanted)

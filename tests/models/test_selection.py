@@ -205,7 +205,7 @@ def test_a_token_is_routed_in_registers_where_results_have_other_axes() -> None:
             np.testing.assert_allclose(value.astype(np.float32), expected.astype(np.float32), rtol=2e-3)
 
 
-@pytest.mark.parametrize("rows", [1, 132, 133])
+@pytest.mark.parametrize("rows", [1, 133])
 def test_each_lane_has_its_share_of_a_routers_row(rows: int) -> None:
     device, x = get_device("cuda/sm_90a"), torch.randn(rows, 128)
     graph = simplify(import_fx(make_fx(routed)(x), [x]).graph)

@@ -167,6 +167,8 @@ class Shapes:
         self._begin()
         kinds = [DimDynamic.DYNAMIC if dim in names else DimDynamic.STATIC for dim in range(tensor.dim())]
         given = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+        if not tensor.numel():  # contiguous whatever its strides are, which would be symbols of their own
+            given = tensor.detach().new_empty(tensor.shape)
         fake: torch.Tensor = self.mode.from_tensor(
             alone(given),
             static_shapes=False,
