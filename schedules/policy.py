@@ -234,7 +234,7 @@ def rank(
     tried += [(pipelines_for(device, MOST_DOT_M), MOST_DOT_M)] if device.vendor == "amd" else []
     spilling = seen_spilling(gemm, device)
     found: list[Candidate] = []
-    for avoided in (spilling, ())[: 1 + bool(spilling)]:  # where all spill, one of them is right all the same
+    for avoided in (spilling, ()):  # where all spill, one of them is right all the same
         for pipelines, rows in tried:
             found = found or [
                 Candidate(schedule, predict(gemm, device, schedule, m))

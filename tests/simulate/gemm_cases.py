@@ -174,7 +174,7 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
     "gemv three bits, two warps per slice, real zeros": (
         "sm_80",
         gemm(weight="uint3", group_size=16, scale=True, zero="float", n=130),
-        gemv(stages=1, warps=4),
+        gemv(stages=2, warps=4),
         (3,),
     ),
     "gemv bfloat16 codebook, sixteen tokens": (
@@ -252,7 +252,7 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
     "gemv int8 exact": (
         "sm_75",
         gemm(activation="int8", weight="int5", k=500, token_scale=True),
-        gemv(),
+        gemv(placement="accumulator"),
         (7,),
     ),
     "gemv mixed fp8": (
@@ -267,10 +267,10 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         gemv(tile_m=16, warps=4, split_k=2, warp_rows=32, cluster=2),
         (1, 16, 21),
     ),
-    "gemv four blocks split K, the last has nothing to do": (
+    "gemv two blocks split K, the last has less to do": (
         "sm_90a",
         gemm(weight="int4", activation="bfloat16", n=72, k=300, group_size=64, scale=True, bias=True),
-        gemv(stages=4, warps=3, split_k=1, cluster=4, placement="accumulator"),
+        gemv(stages=4, warps=3, split_k=1, cluster=2, placement="accumulator"),
         (5,),
     ),
     "gemv a codebook's table, rows of x that end inside a copy": (
@@ -286,7 +286,6 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         (7,),
     ),
     "gemv Turing": ("sm_75", gemm(group_size=128, scale=True), gemv(), (8,)),
-    "gemv Volta": ("sm_70", gemm(group_size=64, scale=True, zero="integer"), gemv(), (3,)),
     "digits int1, whole turns": (
         "sm_90a",
         gemm(weight="int1", group_size=128, scale=True, k=1000),
@@ -377,7 +376,12 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         mma(placement="accumulator", stages=3),
         (9,),
     ),
-    "mma int8 exact": ("sm_86", gemm(activation="int8", weight="ternary"), mma(tile_m=32), (33,)),
+    "mma int8 exact": (
+        "sm_86",
+        gemm(activation="int8", weight="ternary"),
+        mma(tile_m=32, placement="accumulator"),
+        (33,),
+    ),
     "mma fp8 promoted": (
         "sm_89",
         gemm(activation="fp8_e5m2", weight="fp8_e4m3", k=450),

@@ -36,7 +36,7 @@ CALCULATES = re.compile(
 """Instructions of registers of one thread: the compiler may merge and move them."""
 
 IN_ORDER = re.compile(
-    r"commit_group|wgmma\.mma_async|tcgen05\.(mma|ld|st)\.|mma\.sync|movmatrix\.sync|elect\.sync|wait_group|setmaxnreg"
+    r"commit_group|wgmma\.mma_async|tcgen05\.(mma|ld|st)\.|(mma|movmatrix|elect|redux)\.sync|wait_group|setmaxnreg"
 )
 """Instructions that touch no memory that C++ sees; they stay in order with others that are volatile."""
 
