@@ -366,15 +366,16 @@ def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> 
     # other, those of kernels that stream no weights say nothing of few rows.
     least = np.minimum.accumulate(costs[:, ::-1], axis=1)[:, ::-1]
     lifted = np.array([(estimator.close and not estimator.exact) or _streams(one) for one in pool])
-    few = (np.array(grid) <= STREAMED_ROWS) & (lane_of(gemm.activation) == 8)
+    narrow = lane_of(gemm.activation) == 8
+    few = (np.array(grid) <= STREAMED_ROWS) & narrow
     costs = np.where(lifted[:, None] | few, least, costs)
     plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
     close = MOST_CLOSE, PLAIN_GAIN if plain else CLOSE_GAIN
     most, gain = close if estimator.close else (MOST_SCHEDULES, GAIN)
     # In 8 bits the times of all kernels are lifted for few rows: those need no margin to follow more rows.
-    margin = 0.0 if lane_of(gemm.activation) == 8 else SWITCH
+    margin = 0.0 if narrow and not estimator.exact else SWITCH
     chosen = cover(costs, octave_weights(grid), most, gain)
-    served = segments(costs, chosen, SWITCH if estimator.exact else margin)
+    served = segments(costs, chosen, margin)
     limits = (*grid[:-1], LARGEST_M)
     entries = [(limit, pool[row]) for limit, row in zip(limits, served, strict=True)]
     return _merged(_as_usual(gemm, device, tuning, entries) if gemm.batch_invariant else entries)

@@ -210,9 +210,7 @@ class Separated:
             return self.executable.run(inputs, look)
         before = [inputs[at]._version for at, _ in self.growth]
         mended = self._mended(inputs, self.executable.run(inputs, look))
-        if self.groups:
-            mended = together(mended, self.groups, self._strides_now(inputs))
-        return self._marked(inputs, before, mended)
+        return self._marked(inputs, before, self._together(inputs, mended))
 
     def rehearse(self, inputs: Sequence[Any]) -> None:
         """Do ahead of calls what a first run does: put weights in order, find out what is to be mended.
@@ -259,7 +257,7 @@ class Separated:
             self.changes = self._needed(inputs, results)
             mended = self._mended(inputs, results)
             self.groups = groups_apart(self.expected, aliasing_of(inputs, mended))
-            mended = together(mended, self.groups, self._strides_now(inputs))
+            mended = self._together(inputs, mended)
             wrong = not self._is_right(inputs, mended)
         except RuntimeError:  # a result some of whose elements are one is not copied
             wrong = True
@@ -346,6 +344,10 @@ class Separated:
             elif (lies := self.lies.of(inputs, at)) is not None and not lies_as(values[at], lies):
                 values[at] = relaid(lies, values[at])
         return in_place_of(results, values)
+
+    def _together(self, inputs: tuple[Any, ...], results: Any) -> Any:
+        """Put the results of each of `groups` into one memory."""
+        return together(results, self.groups, self._strides_now(inputs)) if self.groups else results
 
 
 Values = Sequence[Any]

@@ -71,8 +71,6 @@ def in_place_of(results: Any, values: Sequence[Any]) -> Any:
 
 def together(results: Any, groups: Sequence[Group], strides: Sequence[Strides | None]) -> Any:
     """Return results with those of each group in one memory."""
-    if not groups:
-        return results
     values = flat(results)
     for group in groups:
         put_together(values, group, strides)

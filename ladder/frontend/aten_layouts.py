@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._prims_common import compute_elementwise_output_strides
 
+from ladder.frontend.fx_nodes import inverse
+
 UNLIKE = frozenset(
     f"aten::{name}"
     for name in ("copysign", "xlogy", "special_xlog1py", "heaviside", "logaddexp", "logaddexp2", "addcdiv")
@@ -28,9 +30,5 @@ def laid_as_by_kernels(function: Any, args: Sequence[Any], found: Any) -> Any:
     strides = compute_elementwise_output_strides(*tensors)
     if strides == found.stride():
         return found
-    axes = sorted(range(found.dim()), key=lambda axis: -strides[axis])
-    return (
-        found.permute(axes)
-        .clone(memory_format=torch.contiguous_format)
-        .permute([axes.index(axis) for axis in range(found.dim())])
-    )
+    axes = tuple(sorted(range(found.dim()), key=lambda axis: -strides[axis]))
+    return found.permute(axes).clone(memory_format=torch.contiguous_format).permute(inverse(axes))

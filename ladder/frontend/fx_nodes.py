@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container
+from collections.abc import Container, Iterable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -96,15 +96,15 @@ def depends_on_strides(node: torch.fx.Node) -> bool:
     return node.target in STRIDED or draws(node) or name.startswith(ASKING) or not name.startswith(KNOWN)
 
 
-def may_turn(graph: GraphBuilder, value: str, gapped: Container[str] = ()) -> bool:
+def may_turn(graph: GraphBuilder, value: str, strided: Container[str]) -> bool:
     """Tell whether rewriting may let a value lie otherwise, as what is computed of convolutions.
 
-    gapped: Inputs that do not lie in the order of their axes; what equals one of them may lie as it does.
+    strided: Inputs that are `out_of_order`; what equals such an input may lie as it does.
     """
     waiting, met = [value], set()
     while waiting:
         node = graph.node(waiting.pop())
-        if node.operator in ("contract", "transpose", "restride") or node.name in gapped:
+        if node.operator in ("contract", "transpose", "restride") or node.name in strided:
             return True
         if node.name not in met and not (node.operator == "matmul" and len(node.tile.shape) == 2):
             waiting += node.inputs
@@ -112,9 +112,12 @@ def may_turn(graph: GraphBuilder, value: str, gapped: Container[str] = ()) -> bo
     return False
 
 
-def has_gaps(value: Any) -> bool:
-    """Tell whether an argument is a tensor that does not lie in the order of its axes."""
-    return isinstance(value, torch.Tensor) and not value.is_contiguous()
+def out_of_order(inputs: Iterable[torch.fx.Node], names: Mapping[torch.fx.Node, str]) -> set[str]:
+    """Return the names of the inputs that are tensors and do not lie densely in the order of their axes."""
+    found = ((one, one.meta["val"]) for one in inputs)
+    return {
+        names[one] for one, value in found if isinstance(value, torch.Tensor) and not value.is_contiguous()
+    }
 
 
 def shows_copy(node: torch.fx.Node) -> bool:

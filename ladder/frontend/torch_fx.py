@@ -29,11 +29,11 @@ from ladder.frontend.fx_nodes import (
     depends_on_strides,
     draws,
     first_result,
-    has_gaps,
     inverse,
     is_open,
     is_whole,
     may_turn,
+    out_of_order,
     shows_copy,
     size_of,
     stored_order,
@@ -299,7 +299,6 @@ class _Walk:
     def _laid_out(self, node: torch.fx.Node) -> dict[torch.fx.Node, str]:
         """Return copies of what an operator reads in the order of memory, that lie as in the program."""
         found: dict[torch.fx.Node, str] = {}
-        gapped = {self.values[one] for one in self.positions if has_gaps(one.meta["val"])}
         for source in node.all_input_nodes:
             value = source.meta["val"]
             if not isinstance(value, torch.Tensor) or not self.values[source]:
@@ -312,7 +311,8 @@ class _Walk:
                 continue
             asks, dense = depends_on_strides(node), value.is_contiguous()
             same = self._is_dense(source) if dense else not asks
-            same = same and not (asks and dense and may_turn(self.im.g, self.values[source], gapped))
+            if same and asks and dense:
+                same = not may_turn(self.im.g, self.values[source], out_of_order(self.positions, self.values))
             if shows_copy(source) or not (same or self._shows_argument(source)):
                 found[source] = self._of_strides(LAID_OUT, source)
         return found

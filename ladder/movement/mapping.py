@@ -158,7 +158,8 @@ def _row_tiles(columns: int, count: Extent, width: int) -> list[Mapping]:
 def held_columns(graph: Graph, rows: int) -> int | None:
     """Return the columns of rows that lanes can hold: all results and reductions run along one axis.
 
-    Some may be short, of a number per lane: what few are chosen of a row, say.
+    Axes of one element may lie before it. Some results may be short, of a number per lane: what few are
+    chosen of a row, say.
     """
     lengths: set[Extent] = set()
     for value in graph.outputs:
