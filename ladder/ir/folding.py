@@ -43,9 +43,9 @@ class Folded:
 
 
 def fold(graph: Graph, parameters: Collection[str]) -> Folded:
-    """Fold affine functions into the weights of convolutions, channels last.
+    """Fold affine functions into the weights of convolutions.
 
-    graph: Channels last, simplified.
+    graph: Simplified. Convolutions of groups are folded where channels are last.
     parameters: Inputs that may be parameters. What changes from call to call may be among them: what is made
         of it is made again then.
     """
@@ -64,6 +64,8 @@ class _Form:
     ttype: Of the value.
     packed: Whether the weight is decoded from a packed one: factors stay apart from it.
     leading: Axes of the weight that count features: of groups and within them, where a reshape joins both.
+    behind: Axes behind the channels: none where channels are last.
+    grouped: Whether the convolution has groups, whose axis stands before the features'.
     """
 
     core: Node
@@ -75,6 +77,8 @@ class _Form:
     ttype: str = ""
     packed: bool = False
     leading: int = 1
+    behind: int = 0
+    grouped: bool = False
 
 
 class _Folding:
@@ -141,18 +145,18 @@ class _Folding:
         if node.inputs[1] not in self.pure:
             decodes = self.graph.producer(node.inputs[1]).operator != "input"
             return _Form(node, ttype=node.tile.ttype.name, packed=True) if form.last and decodes else None
-        if not form.last or not _known(self.graph, node.inputs[1]):
+        if (form.groups > 1 and not form.last) or not _known(self.graph, node.inputs[1]):
             return None
         if form.groups > 1:
-            return _Form(node, x=self.value(node.inputs[0]), ttype=node.tile.ttype.name)
-        x, factor, term = self.before(node.inputs[0], form)
-        weight = node.inputs[1]
-        shift = self.weighted(weight, term) if term else ""
-        return _Form(node, (), self.value(x), factor, "", shift, node.tile.ttype.name)
+            return _Form(node, x=self.value(node.inputs[0]), ttype=node.tile.ttype.name, grouped=True)
+        behind = 0 if form.last else form.rank
+        x, factor, term = self.before(node.inputs[0], form, behind)
+        shift = self.weighted(node.inputs[1], term, behind) if term else ""
+        return _Form(node, (), self.value(x), factor, "", shift, node.tile.ttype.name, behind=behind)
 
-    def before(self, value: str, form: Convolution) -> tuple[str, str, str]:
+    def before(self, value: str, form: Convolution, behind: int) -> tuple[str, str, str]:
         """Return what a convolution reads below an affine function of channels, its factors and terms."""
-        channels = self.graph.tile(value).shape[-1]
+        channels = self.graph.tile(value).shape[-1 - behind]
         factor = term = ""
         source = value
         while self.readers[source] == 1 and source not in self.forms:
@@ -160,7 +164,7 @@ class _Folding:
             if node.operator == "convert":
                 source = node.inputs[0]
                 continue
-            found = self.split(node, channels) if node.operator in ("mul", "add") else None
+            found = self.split(node, channels, behind) if node.operator in ("mul", "add") else None
             if found is None or (node.operator == "add" and (any(form.padding) or factor)):
                 break
             rest, vector = found
@@ -242,11 +246,11 @@ class _Folding:
     def join(self, node: Node) -> _Form | None:
         """Take in a reshape that puts the features of all groups side by side."""
         form = self.taken(node.inputs[0])
-        if form is None or form.packed or form.tail or form.scale or form.shift:
+        if form is None or not form.grouped or form.tail or form.scale or form.shift:
             return None
         weight = self.graph.tile(form.core.inputs[1]).shape
         shape = self.graph.tile(node.inputs[0]).shape
-        joins = form.core.operator == "contract" and shape[-2:] == weight[:2]
+        joins = shape[-2:] == weight[:2]
         if not joins or node.tile.shape != (*shape[:-2], product(weight[:2])):
             return None
         return replace(self.forms.pop(node.inputs[0]), tail=(node,), leading=2)
@@ -270,7 +274,7 @@ class _Folding:
             form = self.taken(value)
             if form is None or not self.complete(form) or form.ttype != WIDE:
                 continue
-            vector = self.vector(other, self.channels(form))
+            vector = self.vector(other, self.channels(form), form.behind)
             if vector and self.graph.tile(value).shape == node.tile.shape:
                 return self.forms.pop(value), vector
         return None
@@ -279,16 +283,16 @@ class _Folding:
         return product(self.graph.tile(form.core.inputs[1]).shape[: form.leading])
 
     # vectors --------------------------------------------------------------------------------------
-    def split(self, node: Node, channels: Any) -> tuple[str, str] | None:
+    def split(self, node: Node, channels: Any, behind: int) -> tuple[str, str] | None:
         """Return (value, vector) of a node that applies a vector of parameters to channels."""
         for value, other in (node.inputs, node.inputs[::-1]):
-            vector = self.vector(other, channels)
+            vector = self.vector(other, channels, behind)
             if vector and self.graph.tile(value).shape == node.tile.shape:
                 return value, vector
         return None
 
-    def vector(self, value: str, channels: Any) -> str:
-        """Return ``[channels]`` of parameters, float32; empty if a value is none."""
+    def vector(self, value: str, channels: Any, behind: int) -> str:
+        """Return ``[channels]`` of parameters, before axes of one element, float32; or empty."""
         tile = self.graph.tile(value)
         if value not in self.pure or tile.ttype.is_block:
             return ""
@@ -296,7 +300,7 @@ class _Folding:
         if count == 1:
             one = self.g.add("reshape", self.wide(self.new[value]), shape=(1,))
             return self.g.add("broadcast", one, shape=(channels,))
-        if count != channels or tile.shape[-1] != channels:
+        if count != channels or len(tile.shape) <= behind or tile.shape[-1 - behind] != channels:
             return ""
         return self.g.add("reshape", self.wide(self.new[value]), shape=(channels,))
 
@@ -307,12 +311,17 @@ class _Folding:
         same = self.g.tile(value).ttype.name == ttype
         return value if same else self.g.add("convert", value, type=ttype)
 
+    def column(self, vector: str, behind: int) -> str:
+        """Return a vector with axes of one element behind."""
+        shape = (*self.g.tile(vector).shape, *(1,) * behind)
+        return self.g.add("reshape", vector, shape=shape) if behind else vector
+
     def both(self, operator: str, first: str, second: str) -> str:
         return self.g.add(operator, first, second) if first else second
 
-    def weighted(self, weight: str, term: str) -> str:
+    def weighted(self, weight: str, term: str, behind: int) -> str:
         """Return the sum over windows and channels of ``weight[F, taps, C] * term[C]``."""
-        value = self.g.add("mul", self.wide(self.new[weight]), term)
+        value = self.g.add("mul", self.wide(self.new[weight]), self.column(term, behind))
         while len(self.g.tile(value).shape) > 1:
             value = self.g.add("reduce_sum", value, axis=len(self.g.tile(value).shape) - 1, keep=False)
         return value
@@ -330,7 +339,7 @@ class _Folding:
         if form.core.operator != "contract":
             return self.root(form.shift)
         stored = self.graph.tile(form.core.inputs[0]) if form.packed else form.core.tile
-        return self.wide(self.root(self.typed(form.shift, stored.ttype.name)))
+        return self.wide(self.root(self.typed(self.column(form.shift, form.behind), stored.ttype.name)))
 
     def contracted(self, form: _Form) -> str:
         if form.packed:
@@ -371,7 +380,7 @@ class _Folding:
             column = self.g.add("reshape", form.scale, shape=(*tile.shape[:lead], *ones))
             value = self.g.add("mul", self.wide(value), column)
         if form.inner:
-            value = self.g.add("mul", self.wide(value), form.inner)
+            value = self.g.add("mul", self.wide(value), self.column(form.inner, form.behind))
         return self.typed(value, tile.ttype.name)
 
     def again(self, node: Node, *inputs: str) -> str:

@@ -44,6 +44,10 @@ def one(x: Tensor, w: Tensor, w2: Tensor, *v: Tensor) -> Tensor:
     return torch.relu(normalised(F.conv2d(x, w, v[0], 2, 1), *v[1:5]))
 
 
+def in_front(x: Tensor, w: Tensor, w2: Tensor, *v: Tensor) -> Tensor:
+    return torch.relu(F.conv2d(x * v[0][:, None, None] + v[1][:, None, None], w))
+
+
 def before(x: Tensor, w: Tensor, w2: Tensor, *v: Tensor) -> Tensor:
     y = torch.relu(F.conv2d(x, w2, padding=1))
     return F.conv2d(y * v[0][:, None, None] + v[1][:, None, None], w, v[2])
@@ -71,6 +75,7 @@ def stencil(x: Tensor, w: Tensor, w2: Tensor, *v: Tensor) -> Tensor:
 
 CASES: dict[str, tuple[Callable[..., Tensor], int, int]] = {
     "after": (one, 0, 1),
+    "in front of the only one": (in_front, 0, 1),
     "before": (before, 0, 1),
     "before, zeros around, factor only": (padded, 0, 1),
     "before, zeros around": (padded_term, 1, 1),
@@ -87,18 +92,34 @@ def test_affine_functions_become_weights(case: str) -> None:
     depth = 1 if function is stencil else 8
     values = [torch.randn(2, 8, 6, 5), torch.randn(8, 8, 3, 3) / 8, torch.randn(8, depth, 3, 3) / 8]
     values += [torch.randn(8) for _ in range(8)]
+    operators = [node.operator for node in checked(function, values).nodes]
+    assert operators.count("mul") == products
+    assert operators.count("add") == sums
+
+
+def checked(function: Callable[..., Tensor], values: list[Tensor]) -> Graph:
+    """Return the folded graph of a function, which computes the same; the first value is no parameter."""
     plain = simplify(traced(function, *values))
-    parameters = [node.name for node in plain.inputs[1:]]
-    folded = fold(plain, parameters)
+    folded = fold(plain, [node.name for node in plain.inputs[1:]])
     given = dict(zip((node.name for node in plain.inputs), values, strict=True))
     for name, graph in folded.made.items():
         given[name] = computed(graph, [given[node.name] for node in graph.inputs])
     operands = [given[node.name].numpy() for node in folded.graph.inputs]
     exact = evaluate(plain, [value.double().numpy() for value in values])
     assert np.linalg.norm(evaluate(folded.graph, operands) - exact) < 1e-6 * np.linalg.norm(exact)
-    operators = [node.operator for node in folded.graph.nodes]
-    assert operators.count("mul") == products
-    assert operators.count("add") == sums
+    return folded.graph
+
+
+def test_windows_as_large_as_the_image_are_no_groups() -> None:
+    """A reshape joins two axes of the result, as many as the weight begins with: they are no channels."""
+
+    def function(x: Tensor, w: Tensor, w2: Tensor, v: Tensor) -> Tensor:
+        y = F.conv2d(torch.relu(F.conv2d(x, w)), w2)
+        return y.permute(0, 2, 3, 1).flatten(2) * v
+
+    torch.manual_seed(0)
+    values = [torch.randn(2, 4, 7, 7), torch.randn(4, 4, 3, 3), torch.randn(3, 4, 3, 3), torch.randn(9)]
+    checked(function, values)
 
 
 class Block(nn.Module):
