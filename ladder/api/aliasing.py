@@ -32,6 +32,7 @@ from ladder.capture.values.aliasing import (
     strides_of,
     version_of,
 )
+from ladder.capture.values.fakes import fake_in
 from ladder.capture.values.tensors import random_states, restore_random
 from ladder.runtime.model.library import UnlikeItsFakeError
 from ladder.runtime.model.program import ImportRefused
@@ -98,7 +99,7 @@ def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:
     given = (value.fake_mode for value in examples if isinstance(value, FakeTensor))
     mode = next(given, None) or detect_fake_mode(examples) or FakeTensorMode()
     real = (torch.Tensor, torch.nn.Parameter)
-    return mode, [mode.from_tensor(value) if type(value) in real else value for value in examples]
+    return mode, [fake_in(mode, value) if type(value) in real else value for value in examples]
 
 
 def _viewed(value: torch.Tensor) -> torch.Tensor:
@@ -109,6 +110,8 @@ def lies_as(value: Any, expected: Strides | None) -> bool:
     """Say whether a result lies as the program's; strides along one element say nothing."""
     if expected is None or not isinstance(value, torch.Tensor) or not value.numel():
         return True
+    if (value.is_conj(), value.is_neg()) != (expected.conjugated, expected.negated):
+        return False
     steps = expected.steps
     if expected.order is not None:
         steps = of_order(expected, value.shape, value.new_empty((0,), device="meta")).stride()
@@ -128,7 +131,11 @@ def of_order(
 
 
 def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a result that lies as the program's."""
+    """Return a copy of a result that lies as the program's, also conjugated or negated where it is read."""
+    if expected.conjugated:
+        return relaid(expected._replace(conjugated=False), value.conj()).conj()
+    if expected.negated:
+        return torch._neg_view(relaid(expected._replace(negated=False), torch._neg_view(value)))
     if expected.order is not None:
         return of_order(expected, value.shape, value, value)
     whole = torch.empty(expected.reach, dtype=value.dtype, device=value.device)
@@ -373,8 +380,10 @@ class OpenStrides:
         if row is None:
             return None
         function, names = row
-        shape, steps, offset, nbytes, item = function(*(self.sources[name](inputs) for name in names))
-        return strides_from(shape, steps, offset, nbytes // item)
+        sizes = (self.sources[name](inputs) for name in names)
+        shape, steps, offset, nbytes, item, conjugated, negated = function(*sizes)
+        found = strides_from(shape, steps, offset, nbytes // item)
+        return found._replace(conjugated=conjugated, negated=negated)
 
 
 def _sources(opened: Values) -> dict[str, Callable[[Values], int]]:
@@ -407,7 +416,7 @@ def _row_of(value: Any, sources: dict[str, Any]) -> tuple[Callable[..., Any], tu
 
     lists = [f"({''.join(text(number) + ', ' for number in each)})" for each in (value.shape, value.stride())]
     rest = [value.storage_offset(), value.untyped_storage().nbytes(), value.element_size()]
-    body = ", ".join([*lists, *map(text, rest)])
+    body = ", ".join([*lists, *map(text, rest), str(value.is_conj()), str(value.is_neg())])
     names = tuple(sorted(symbols))
     for name in names:
         sources[name]

@@ -249,10 +249,14 @@ def _is_fake(value: torch.Tensor) -> bool:
 def place_of(module: torch.fx.GraphModule, examples: list[Any]) -> torch.device:
     """Return the device of the tensors among arguments; without any, that of what a graph makes of none.
 
-    Raises ImportRefused if it makes tensors on several devices, or none.
+    Raises ImportRefused if it makes tensors on several devices, or none, or which depends on values.
     """
     given = [value.device for value in examples if isinstance(value, torch.Tensor)]
-    places = given[:1] or {value.device for value in results_of(module, examples)}
+    try:
+        places = given[:1] or {value.device for value in results_of(module, examples)}
+    except Exception as error:  # as where a graph is traced: what fakes cannot do, the program still can
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        raise ImportRefused(f"the graph takes no tensors, and its results need values: {why}") from error
     if len(places) != 1:
         raise ImportRefused(f"the graph takes no tensors, and makes some on {len(places)} devices")
     return next(iter(places))

@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from ladder.api.tensor_program import target_of
+from ladder.capture.values.fakes import fake_in
 
 Node = torch.fx.Node
 Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -221,7 +222,7 @@ def _signature(value: Any) -> Any:
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return mode.from_tensor(value)
+        return fake_in(mode, value)
     return type(value)(_fake(mode, item) for item in value) if type(value) in (tuple, list) else value
 
 

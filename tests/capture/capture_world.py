@@ -267,6 +267,8 @@ def _tensor_difference(expected: Any, found: Any, path: str) -> str:
     for name in ("dtype", "shape", "requires_grad"):
         if getattr(expected, name) != getattr(found, name):
             return f"{path}.{name}: {getattr(found, name)} in place of {getattr(expected, name)}"
+    if (first.is_conj(), first.is_neg()) != (second.is_conj(), second.is_neg()):
+        return f"{path}: conjugated or negated where it is read, or not"
     return "" if same_values(first, second) else f"{path}: values differ"
 
 

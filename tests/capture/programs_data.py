@@ -138,6 +138,17 @@ def data_that_move_on():
 
 
 @program
+def data_of_views():
+    def fn(x):
+        y, z = x.view_as(x), (x * 2).t()
+        y.data = x > 0
+        z.data = torch.arange(3)
+        return y.logical_not(), z + 1, y.expand(2, 3, 4), z.unfold(0, 2, 1), x.nonzero().sum() + x.exp().sum()
+
+    return calls(fn, *_given())
+
+
+@program
 def data_of_what_is_made_here():
     def fn(x):
         y = torch.zeros(3, 4)

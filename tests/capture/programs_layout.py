@@ -164,6 +164,13 @@ def _unfolded_written(x: Any, y: Any) -> Any:
     return x * 2, y + 1
 
 
+def _conjugated(x: Any) -> Any:
+    y = torch.complex(x, x + 1).conj()
+    y.add_(1j)
+    z = torch.complex(x[..., :2], x[..., 1:3]).adjoint()
+    return y, y.is_conj(), z, (z.sum() * y).conj(), torch.complex(x, x + 2).conj().imag
+
+
 MOVED = (_resized, _sum_resizes, _extremes_resize, _seen_otherwise, _turned, _two_of_one)
 """Programs that give a tensor from outside another shape or other strides."""
 
@@ -195,6 +202,9 @@ programs(
     layout_chain_later=lambda: _world(FUNCTIONS["chain"], LATER),
     layout_as_strided_later=lambda: _world(FUNCTIONS["as_strided"], LATER),
     layout_written_later=lambda: _world(_written_then_reshaped, LATER),
+    layout_conjugated=lambda: calls(
+        _conjugated, *[lambda n=n: (normal(n, 4),) for n in (2, 2, 3, 4, 5, 6, 2)]
+    ),
     layout_open=lambda: calls(
         lambda x: (x.t() * 2, x * 3), *[lambda n=n: (normal(n, 4),) for n in (2, 3, 4, 5, 6, 7)]
     ),

@@ -488,3 +488,13 @@ def convolved_with_itself():
     return calls(
         lambda x: torch.nn.functional.conv1d(x, x), *[lambda: (torch.arange(8.0).view(2, 2, 2),)] * 3
     )
+
+
+@program
+def without_tensors():
+    def fn(n):
+        y, z = torch.full((), float(n)), torch.arange(n)
+        y[y > 2] = 1.5
+        return y, z[z > 2].sum(), torch.unique(z // 2), z.remainder(3).nonzero(), z * y
+
+    return calls(fn, *[lambda n=n: (n,) for n in (1, 4, 4, 5, 6, 7)])

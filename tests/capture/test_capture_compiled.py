@@ -56,6 +56,8 @@ ALWAYS = (
     *("written_views_that_no_schema_tells", "written_arguments_that_overlap_themselves"),
     *("whole_numbers_rounded", "narrow_constants_stored", "indices_that_are_known", "convolved_with_itself"),
     *("numbers_without_axes_turned_around", "mutated_then_error"),
+    *("idle_channels", "idle_channels_last", "idle_nothing", "idle_told_by_name"),
+    *("data_of_views", "layout_conjugated", "without_tensors"),
     *("varying_int_types", "weird_constants", "tensor_method_patched"),
 )
 """One of each kind of which plans have once been wrong."""

@@ -22,7 +22,7 @@ STRESS = (
     "idioms",
 )
 ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
-ADVERSARIAL += ("suspended", "storage", "patched", "settings")
+ADVERSARIAL += ("suspended", "storage", "patched", "settings", "idle")
 ADVERSARIAL += (
     "arguments",
     "callbacks",

@@ -36,6 +36,8 @@ from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant
 from ladder.capture.values.shapes import (
     Shapes,
     extent_path,
+    has_idle_axes,
+    idle_layout,
     lies_in_rows,
     liftable,
     may_be_left_open,
@@ -213,6 +215,9 @@ class Heap:
         if not (found or lies_open) or not may_be_left_open(node.obj):
             return None
         names = {dim: self.guard.bind(f"{node.var}.shape[{dim}]", extent_path(path, dim)) for dim in found}
+        if has_idle_axes(node.obj.shape):
+            text = f"{self.constant(idle_layout)}({node.var}) == {idle_layout(node.obj)}"
+            self.guard.check(text, f"{path} lies alike along axes of one element")
         if node.obj.is_contiguous():
             self.guard.check(f"{node.var}.is_contiguous()", f"{path} is contiguous")
         else:
@@ -231,10 +236,11 @@ class Heap:
             path = self.guard.paths[name]
             self.unliftable.add(path)
             self.guard.check(f"{name} == {value}", f"{path} == {value} ({why})")
-        for var, node in self.copied.items():
-            path, steps = self.guard.path(var), node.obj.stride()
-            self.unliftable.add(strides_path(path))
-            self.guard.check(f"{var}.stride() == {self.constant(steps)}", f"{path} lies as it did ({why})")
+        for node, (shape, steps, *_), _, left_open in self.metadata:
+            if left_open is not None and (node.var in self.copied or has_idle_axes(shape)):
+                path, text = self.guard.path(node.var), f"{node.var}.stride() == {self.constant(steps)}"
+                self.unliftable.add(strides_path(path))
+                self.guard.check(text, f"{path} lies as it did ({why})")
         self.copied.clear()
         self.copies.clear()
         self.shapes.forget()

@@ -404,10 +404,10 @@ def _tensor_attr(vm: Interpreter, value: Any, name: str) -> Any:
     if name in VIEWS_BY_ATTRIBUTE or name == "data":
         return tensor_operator(vm, getattr, (value, name), {})
     if name in METADATA and name not in OF_ANY_VALUES and vm.trace.is_dynamic(node.var):
-        return counted_metadata(vm, value, name, ())
+        return counted_metadata(vm, value, name, (), {})
     if name in METADATA:
         meet_metadata(vm, value, name)
-        return open_metadata(vm, value, name, ()) if is_open(vm, value) else getattr(value, name)
+        return open_metadata(vm, value, name, (), {}) if is_open(vm, value) else getattr(value, name)
     if name == "grad" and node.external:
         # Within a segment no gradient changes: backward passes and assignments break the graph.
         return vm.heap.load(node, name, value.grad, f"{node.var}.grad", f"{node.var}.grad")

@@ -161,8 +161,8 @@ def _tensor_length(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs
     if not is_plain_tensor(value):
         raise CaptureError("the length of a tensor subclass")
     if is_counted(vm, value):
-        return counted_metadata(vm, value, "__len__", ())
-    return open_metadata(vm, value, "__len__", ()) if is_open(vm, value) else len(value)
+        return counted_metadata(vm, value, "__len__", (), {})
+    return open_metadata(vm, value, "__len__", (), {}) if is_open(vm, value) else len(value)
 
 
 _VIEWS = frozenset(

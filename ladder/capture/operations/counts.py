@@ -51,30 +51,34 @@ def is_counted(vm: Interpreter, value: torch.Tensor) -> bool:
     return vm.trace.is_dynamic(vm.heap.node(value).var)
 
 
-def counted_metadata(vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[Any, ...]) -> Any:
+def counted_metadata(
+    vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
     """Return metadata of a tensor whose shape depends on values: its extents are numbers of the graph.
 
     Raises CaptureError where these have been other than assumed too often, or the number of axes is not known
         either.
     """
-    known, here, rest = value_of(vm, value), vm.here(), tuple(map(vm.plain, rest))
+    known, here, (rest, named) = value_of(vm, value), vm.here(), vm.plain_given(rest, named)
     surprises = vm.point is None or here in vm.point.surprising
     if known.fx is None or not known.ranked or surprises or vm.aside:
         raise CaptureError(f"{name} of a tensor whose shape depends on values")
     if name in RANKS:
         return value.dim()
-    if name == "shape" or (name == "size" and not rest):
+    if name == "shape" or (name == "size" and not (rest or named)):
         return DynamicSize(_extent(vm, known, "size", (axis,), here) for axis in range(value.dim()))
-    if name == "stride" and not rest:
+    if name == "stride" and not (rest or named):
         return tuple(_extent(vm, known, name, (axis,), here) for axis in range(value.dim()))
     if name not in COUNTS:
         raise CaptureError(f"{name} of a tensor whose shape depends on values")
-    return _extent(vm, known, COUNTS[name], (0,) if name == "__len__" else rest, here)
+    return _extent(vm, known, COUNTS[name], (0,) if name == "__len__" else rest, here, **named)
 
 
-def _extent(vm: Interpreter, known: Value, method: str, rest: tuple[Any, ...], here: Any) -> Dynamic:
-    number = getattr(known.obj, method)(*rest)
-    node = vm.trace.graph.call_method(method, (known.fx, *rest))
+def _extent(
+    vm: Interpreter, known: Value, method: str, rest: tuple[Any, ...], here: Any, **named: Any
+) -> Dynamic:
+    number = getattr(known.obj, method)(*rest, **named)
+    node = vm.trace.graph.call_method(method, (known.fx, *rest), named)
     node.meta["part"] = True
     return _counted(vm, number, node, here)
 
@@ -161,7 +165,7 @@ def alias_is_known(
     if name in _SAME_BY_AXES:
         return bool(args) and is_a(args[0], torch.Tensor) and value_of(vm, args[0]).ranked
     if name == "contiguous" and len(args) == 1 and not kwargs:
-        vm.plain(counted_metadata(vm, args[0], "is_contiguous", ()))
+        vm.plain(counted_metadata(vm, args[0], "is_contiguous", (), {}))
         return True
     if name in _SAME_BY_EXTENTS or (name in _SAME and "memory_format" in kwargs):
         return False
@@ -192,6 +196,6 @@ def gives_as_many(
     if name in _AXES and is_a(args[0], torch.Tensor):
         given = args[_AXES[name]] if len(args) > _AXES[name] else 0
         if is_counted(vm, args[0]):
-            vm.plain(counted_metadata(vm, args[0], "size", (kwargs.get("dim", given),)))
+            vm.plain(counted_metadata(vm, args[0], "size", (kwargs.get("dim", given),), {}))
         return True
     return name in _FIXED_LISTS or type(result).__module__.startswith("torch.return_types")

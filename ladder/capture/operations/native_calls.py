@@ -18,16 +18,15 @@ from ladder.capture.interpreter.evaluate import is_known, run
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.attribute_stores import delete_plain, store_plain
-from ladder.capture.operations.attributes import bind_descriptor, generic_attribute, meet_metadata
+from ladder.capture.operations.attributes import bind_descriptor, generic_attribute
 from ladder.capture.operations.containers import container_method
-from ladder.capture.operations.counts import counted_metadata, is_counted
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.functions import new_frame
+from ladder.capture.operations.metadata import read_metadata
 from ladder.capture.operations.modeled import FUNCTIONS, METHODS
 from ladder.capture.operations.moving import open_tuple
 from ladder.capture.operations.objects import perform, pinned_part
 from ladder.capture.operations.replay import drained, is_hidden, iterate, replay
-from ladder.capture.operations.symbolic import EXTENTS, OF_ANY_VALUES, WITHOUT_EXTENTS, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import read_list, tensor_operator
 from ladder.capture.python import iterator_polyfills, natives, polyfills
 from ladder.capture.python.frames import NULL
@@ -371,7 +370,7 @@ def _torch_native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
     if function in _BY_METHOD and not (name == "type" and len(args) == 1):
         return _BY_METHOD[function](vm, function, args, kwargs)
     if name in tensors.METADATA:
-        return _metadata(vm, function, args, kwargs)
+        return read_metadata(vm, function, args, kwargs)
     return tensor_operator(vm, function, args, kwargs)
 
 
@@ -381,47 +380,6 @@ _BY_METHOD = {
     torch._C.TensorBase.tolist: read_list,
 }
 """Methods of tensors that take or stand for types of tensors, or make lists."""
-
-
-@watched
-def _metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    for item in args:
-        if is_a(item, torch.Tensor):
-            depends = is_counted(vm, item) and function.__name__ not in OF_ANY_VALUES
-            if depends and item is args[0] and not any(is_a(each, torch.Tensor) for each in args[1:]):
-                return counted_metadata(vm, item, function.__name__, (*args[1:], *kwargs.values()))
-            if depends or not tensors.is_plain_tensor(item):
-                raise CaptureError(f"{function.__name__} of a tensor whose shape depends on values")
-            meet_metadata(vm, item, function.__name__)
-        elif not is_plain(item):
-            raise CaptureError("metadata of a structure")
-    lies = function.__name__ not in EXTENTS | WITHOUT_EXTENTS
-    if lies and any(is_a(item, torch.Tensor) and item in vm.heap.copies for item in args):
-        vm.heap.fix_shapes(f"{function.__name__} is read")
-    if any(is_open(vm, item) for item in args):
-        return _open_metadata(vm, function, args, kwargs)
-    if function.__name__ == "stride":
-        _meet_idle_strides(vm)
-    result = function(*map(vm.plain, args), **kwargs)
-    if not is_constant(result):
-        raise CaptureError("metadata that is not a constant")
-    return result
-
-
-def _meet_idle_strides(vm: Interpreter) -> None:
-    """Guard strides along axes of one element, which guards of tensors leave out."""
-    for node in vm.heap.tensors:
-        if node.obj.layout is torch.strided and 1 in node.obj.shape and node.first("stride"):
-            steps = vm.heap.constant(node.obj.stride())
-            vm.heap.guard.check(f"{node.var}.stride() == {steps}", f"{node.var}.stride()")
-
-
-def _open_metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Metadata of tensors with open extents: those of one tensor may be open too."""
-    if sum(is_a(item, torch.Tensor) for item in args) == 1 and is_open(vm, args[0]):
-        return open_metadata(vm, args[0], function.__name__, (*args[1:], *kwargs.values()))
-    vm.heap.fix_shapes(f"{function.__name__} is read")
-    return function(*map(vm.plain, args), **kwargs)
 
 
 def _wrapper(vm: Interpreter, function: Any, owner: Any, name: str, rest: Any, kwargs: dict[str, Any]) -> Any:

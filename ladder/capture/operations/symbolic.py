@@ -50,19 +50,21 @@ def is_open(vm: Interpreter, value: Any) -> bool:
     return node is not None and node.var in vm.heap.shapes.fakes
 
 
-def open_metadata(vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[Any, ...]) -> Any:
+def open_metadata(
+    vm: Interpreter, value: torch.Tensor, name: str, rest: tuple[Any, ...], named: dict[str, Any]
+) -> Any:
     """Return metadata of a tensor with open extents; what is neither extent nor without fixes them."""
     fake = vm.heap.shapes.fakes[vm.heap.node(value).var]
-    rest = tuple(map(vm.plain, rest))
+    rest, named = tuple(map(vm.plain, rest)), {key: vm.plain(item) for key, item in named.items()}
     if name in EXTENTS:
-        if name == "shape" or (name == "size" and not rest):
+        if name == "shape" or (name == "size" and not (rest or named)):
             extents = [_extent(vm, extent) for extent in fake.shape]
             return (DynamicSize if any(type(item) is Dynamic for item in extents) else torch.Size)(extents)
-        return _extent(vm, getattr(fake, name)(*rest))
+        return _extent(vm, getattr(fake, name)(*rest, **named))
     if name not in WITHOUT_EXTENTS:
         vm.heap.fix_shapes(f"{name} is read")
     found = getattr(value, name)
-    return found(*rest) if callable(found) else found
+    return found(*rest, **named) if callable(found) else found
 
 
 def settle_extents(vm: Interpreter, values: Iterable[Any]) -> None:

@@ -16,7 +16,7 @@ class Strides(NamedTuple):
 
     `order`: its axes from the outermost to the innermost in memory, where they lie without gaps; else None.
     `repeated`: the axes along which it is one element. `steps`, `offset`, `reach`: strides, the number of the
-    first element and of all in its memory. `changed`: whether elements are conjugated or negated when read.
+    first element and of all in its memory. `conjugated`, `negated`: whether elements are when they are read.
     """
 
     order: tuple[int, ...] | None
@@ -24,7 +24,13 @@ class Strides(NamedTuple):
     steps: tuple[int, ...]
     offset: int
     reach: int
-    changed: bool = False
+    conjugated: bool = False
+    negated: bool = False
+
+    @property
+    def changed(self) -> bool:
+        """Whether elements are read otherwise than they lie in memory."""
+        return self.conjugated or self.negated
 
 
 class Aliasing(NamedTuple):
@@ -99,7 +105,7 @@ def strides_of(value: Any) -> Strides | None:
     shape, steps = [*map(hint_of, value.shape)], tuple(map(hint_of, value.stride()))
     reach = hint_of(value.untyped_storage().nbytes()) // value.element_size()
     lies = strides_from(shape, steps, hint_of(value.storage_offset()), reach)
-    return lies._replace(changed=True) if value.is_conj() or value.is_neg() else lies
+    return lies._replace(conjugated=value.is_conj(), negated=value.is_neg())
 
 
 def strides_from(shape: Sequence[int], steps: tuple[int, ...], offset: int, reach: int) -> Strides:

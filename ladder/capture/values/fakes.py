@@ -10,7 +10,25 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.kinds import is_a
+
+
+def fake_in(mode: Any, tensor: torch.Tensor, **given: Any) -> torch.Tensor:
+    """Return a fake of a tensor; one whose data were set shows nothing of the tensor that it was a view of.
+
+    given: For `mode`, a ``FakeTensorMode``, which would make a view of that one's fake.
+    """
+    if tensor._is_view() and not _shows(tensor, tensor._base):
+        tensor = tensor.data.requires_grad_(tensor.requires_grad)
+    fake: torch.Tensor = mode.from_tensor(tensor, **given)
+    return fake
+
+
+def _shows(view: torch.Tensor, base: Any) -> bool:
+    """Tell whether two tensors lie in one memory; of what has none it is not known."""
+    strided = view.layout is torch.strided and base.layout is torch.strided
+    return not strided or storage_of(view) == storage_of(base)
 
 
 def fake_call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -24,7 +42,7 @@ def fake_call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     mode = FakeTensorMode(shape_env=ShapeEnv())
 
     def fake(value: Any) -> Any:
-        return mode.from_tensor(value, static_shapes=True) if is_a(value, torch.Tensor) else value
+        return fake_in(mode, value, static_shapes=True) if is_a(value, torch.Tensor) else value
 
     given, named = tree_map(fake, (args, kwargs))
     with mode, warnings.catch_warnings(action="ignore"):

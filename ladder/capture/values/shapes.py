@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ladder.capture.values.fakes import fake_in
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.remembered import Remembered
 
@@ -95,6 +96,33 @@ def lies_in_rows(tensor: torch.Tensor) -> bool:
             if step < least:
                 return False
             least = step * extent
+    return True
+
+
+def has_idle_axes(shape: torch.Size) -> bool:
+    """Tell whether there are strides of such a tensor on which no place of an element depends."""
+    return 1 in shape or 0 in shape
+
+
+def idle_layout(tensor: torch.Tensor) -> tuple[bool, bool]:
+    """Return how a tensor lies along axes of one element, or without any elements.
+
+    That is whether its strides are those of a new tensor, and whether operators on images take it to have
+    its channels last.
+    """
+    shape, steps = tensor.shape, tensor.stride()
+    return steps == torch.empty(shape, device="meta").stride(), _has_channels_last(shape, steps)
+
+
+def _has_channels_last(shape: torch.Size, steps: tuple[int, ...]) -> bool:
+    """Tell whether torch takes a tensor for one whose channels lie last, by the rule that operators use."""
+    if len(shape) not in (4, 5) or 0 in shape or not steps[1]:
+        return False
+    least = 0
+    for axis in (1, *range(len(shape) - 1, 1, -1), 0):
+        if steps[axis] < least or (axis == 0 and least == steps[1]):
+            return False
+        least = steps[axis] * shape[axis]
     return True
 
 
@@ -234,8 +262,7 @@ class Shapes:
 
     def closed_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a fake whose extents are those of `tensor`."""
-        fake: torch.Tensor = self.mode.from_tensor(tensor, static_shapes=True)
-        return fake
+        return fake_in(self.mode, tensor, static_shapes=True)
 
     def fakes_mode(self) -> Any:
         self._begin()
