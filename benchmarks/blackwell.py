@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.blackwell`` chooses the schedule for each problem as a plan would, compiles it, reads
 back registers and spills, and prints the predicted time beside that of the fastest schedule of ``mma`` and,
-where there is one, a time that others published for a B200. Nothing is run. ``--scaled`` does so for products
-of block types by themselves, by one CTA and by two. ``--target cuda/sm_103a`` is a B300.
+where there is one, a time that others published for a B200. ``--scaled`` does so for products of block types
+by themselves, by one CTA and by two. ``--target cuda/sm_103a`` is a B300. ``--simulate`` also executes every
+schedule on the CPU: on a smaller problem that leaves remainders in each dimension, compared with float64.
 """
 
 from __future__ import annotations
@@ -12,23 +13,35 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.harness import (
     command,
     write_record,
 )
 from benchmarks.spills import Shipped, compiled, versions
+from ladder.api.lowered import Lowered
 from ladder.api.problem import gemm_for
+from ladder.api.scaled import ScaledLowered
+from ladder.cli.check import SimulatedCheck, simulated_check
+from ladder.cli.problem import Problem
 from ladder.ir.gemm import Gemm
-from ladder.ir.scaled import ScaledGemm
-from ladder.runtime.scaled import kernel_for
+from ladder.ir.scaled import FORMATS, ScaledGemm
+from ladder.runtime.compile import ANY_M, Request
+from ladder.runtime.scaled import kernel_for, operand_of
+from ladder.simulate.scaled import simulate_scaled
 from schedules.policy import Candidate, rank
-from schedules.scaled import choose, predict, schedules
+from schedules.scaled import SLAB, ScaledSchedule, predict, schedules
+from schedules.scaled_choice import choose
+from schedules.schedule import Plan, Schedule
 from targets import get_device
+from tile_types import get_type, quantize
 
 TARGETS = "cuda/sm_100a", "cuda/sm_103a"
 
@@ -71,7 +84,7 @@ def code_of(kernel: Shipped) -> tuple[int, int]:
     return outcome.registers, outcome.spilled
 
 
-def record(target: str, weight: str, gemm: Gemm, m: int) -> dict[str, Any]:
+def record(target: str, weight: str, gemm: Gemm, m: int, execute: bool = False) -> dict[str, Any]:
     """Return what is known of one product."""
     device = get_device(target)
     fastest: dict[str, Candidate] = {}
@@ -87,14 +100,49 @@ def record(target: str, weight: str, gemm: Gemm, m: int) -> dict[str, Any]:
         "predicted_us": {pipeline: round(c.cost.seconds * 1e6, 2) for pipeline, c in fastest.items()},
         "predicted_tflops": round(best.cost.flops / best.cost.seconds / 1e12),
         "registers": registers, "spilled": spilled, "published": published,
+        **({"simulation": simulated(target, generic, best.schedule, m)} if execute else {}),
     }  # fmt: skip
+
+
+SIMULATED_ROWS, DEEPEST = 70, 4
+"""Rows of x of a simulation, and stages that a block fills, at most."""
+
+
+@cache
+def simulated(target: str, gemm: Gemm, schedule: Schedule, m: int) -> dict[str, Any]:
+    """Return what the simulator says of a schedule that is chosen for M = ``m``."""
+    group = -1 if gemm.group_size >= gemm.k or get_type(gemm.weight).is_block else gemm.group_size
+    problem = Problem(
+        gemm.weight, gemm.activation, group_size=group, m=min(m, SIMULATED_ROWS), n=gemm.n, k=gemm.k,
+        target=target,
+    )  # fmt: skip
+    lowered = Lowered(Request(gemm, target, Plan(((ANY_M, schedule),))))
+    return asdict(simulated_check(problem, lowered))
+
+
+@cache
+def simulated_scaled(target: str, kind: str, schedule: ScaledSchedule, m: int) -> dict[str, Any]:
+    """Return what the simulator says of a schedule of block-scaled products that is chosen for M = ``m``."""
+    slabs = schedule.split_k * (1 + min(schedule.stages, DEEPEST))
+    form = FORMATS[kind]
+    rows, n = min(m, SIMULATED_ROWS), schedule.rows * schedule.partners + 3
+    k = slabs * SLAB * 8 // form.bits + form.group + 5
+    random = torch.Generator().manual_seed(m)
+    x, w = (quantize(torch.randn(count, k, generator=random), kind) for count in (rows, n))
+    lowered = ScaledLowered(ScaledGemm(n, k, kind, kind, "float32"), target, schedule)
+    packed = operand_of(lowered.form, kind, w)
+    exact = torch.as_tensor(x.dequantize("float64")) @ torch.as_tensor(w.dequantize("float64")).T
+    result = simulate_scaled(lowered, x, packed, None, exact.numpy(), 1.0, {"order": "random"})
+    return asdict(SimulatedCheck.of((rows, n, k), result))
 
 
 SCALED, ROWS = ("mxfp8_e4m3", "mxfp4", "nvfp4"), (1, 4, 64, 256, 4096)
 """Block types that cores multiply with their scales, and M."""
 
 
-def scaled_record(target: str, kind: str, n: int, k: int, m: int, pair: bool) -> dict[str, Any]:
+def scaled_record(
+    target: str, kind: str, n: int, k: int, m: int, pair: bool, execute: bool = False
+) -> dict[str, Any]:
     """Return what is known of one block-scaled product by one CTA, or by a pair of them."""
     form, device = ScaledGemm(n, k, kind, kind), get_device(target)
     legal = [option for option in schedules(form, device) if option.pair == pair]
@@ -108,17 +156,20 @@ def scaled_record(target: str, kind: str, n: int, k: int, m: int, pair: bool) ->
         "predicted_us": round(cost.seconds * 1e6, 2),
         "predicted_tflops": round(2 * m * n * k / cost.seconds / 1e12), "registers": code["registers"],
         "spilled": code["spill_stores"] + code["spill_loads"], "published": PUBLISHED.get((kind, n, k, m)),
+        **({"simulation": simulated_scaled(target, kind, schedule, m)} if execute else {}),
     }  # fmt: skip
 
 
-def records(target: str, scaled: bool) -> Iterator[dict[str, Any]]:
-    """Yield what is known of each product."""
+def records(target: str, scaled: bool, only: str, execute: bool) -> Iterator[dict[str, Any]]:
+    """Yield what is known of each product, or of those with weights of one type."""
     if scaled:
         for kind, (n, k), m, pair in product(SCALED, SHAPES, ROWS, (False, True)):
-            yield scaled_record(target, kind, n, k, m, pair)
+            if only in ("", kind):
+                yield scaled_record(target, kind, n, k, m, pair, execute)
     else:
         for weight, gemm, m in problems():
-            yield record(target, weight, gemm, m)
+            if only in ("", weight):
+                yield record(target, weight, gemm, m, execute)
 
 
 def main() -> None:
@@ -127,14 +178,20 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="where to write the figures as JSON")
     parser.add_argument("--target", choices=TARGETS, default=TARGETS[0])
     parser.add_argument("--scaled", action="store_true", help="products of block types by themselves")
+    parser.add_argument("--only", default="", help="weights of this type")
+    parser.add_argument("--simulate", action="store_true", help="execute every schedule on the CPU, too")
     options = parser.parse_args()
     rows = []
-    for row in records(options.target, options.scaled):
+    for row in records(options.target, options.scaled, options.only, options.simulate):
         rows.append(row)
         print(json.dumps(rows[-1]), flush=True)
     if options.output:
         facts = {"date": time.strftime("%Y-%m-%d"), "versions": versions(), "command": command()}
         write_record(options.output, {**facts, "target": options.target, "products": rows})
+    wrong = [row for row in rows if row.get("simulation", {"findings": ()})["findings"]]
+    spilling = [row for row in rows if row["spilled"]]
+    print(f"{len(rows)} products, {len(spilling)} spill, {len(wrong)} wrong in the simulator")
+    raise SystemExit(bool(wrong or spilling))
 
 
 if __name__ == "__main__":

@@ -6,17 +6,12 @@ products that read them want. ``small`` sizes are for simulation and for CPUs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.fx.experimental.proxy_tensor import make_fx
-
-from ladder.frontend.torch_fx import import_fx
-from ladder.ir.graph import Graph
-from ladder.rewrite import simplify
 
 Shape = tuple[int, ...]
 
@@ -38,13 +33,6 @@ class Program:
     function: Callable[..., Any]
     shapes: dict[str, tuple[Shape, ...]]
     scale: float = 1.0
-
-
-def whole_chain(function: Callable[..., Any], arguments: Sequence[torch.Tensor]) -> Graph:
-    """Return a function as one chain; results lie in order, whatever order torch's have in memory."""
-    graph = import_fx(make_fx(function)(*arguments), arguments).graph
-    turned = [replace(x, operator="transpose") if x.operator == "restride" else x for x in graph.nodes]
-    return simplify(replace(graph, nodes=tuple(turned)))
 
 
 def silu_mul(gate: Any, up: Any) -> Any:

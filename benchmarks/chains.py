@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chain_programs import PROGRAMS, whole_chain
+from benchmarks.chain_programs import PROGRAMS
 from benchmarks.harness import (
     capture_long,
     copies_for,
@@ -31,6 +31,7 @@ from benchmarks.harness import (
     require_gpu,
     write_record,
 )
+from ladder.cli.first_kernels import whole_chain
 from ladder.ir.graph import Graph
 from ladder.movement.mapping import Mapping as Placement
 from ladder.runtime.cores import usable_cores

@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.chain_programs import PROGRAMS, whole_chain
+from benchmarks.chain_programs import PROGRAMS
 from benchmarks.harness import (
     command,
     write_record,
 )
+from ladder.cli.first_kernels import whole_chain
 from ladder.ir import GraphBuilder
 from ladder.runtime.build import find_or_build
 from ladder.runtime.compile import load_entry, target_of

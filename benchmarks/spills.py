@@ -31,8 +31,8 @@ from ladder.installation import ladder_version, tvm_version
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.lower.tvm_lock import tvm_lock
-from ladder.runtime.build import spilled
 from ladder.runtime.packed import gemm_from_dict
+from ladder.runtime.spills import spilled
 from schedules.policy import avoid, rank
 from schedules.schedule import Schedule, parse_schedule
 from schedules.spilling import TRIES

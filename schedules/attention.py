@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import ceil
 from typing import Any
 
@@ -114,11 +115,39 @@ class Choice:
 
 def choose(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> Choice:
     """Return the schedule that is predicted to be fastest for all keys, and its time for those expected."""
-    consider, predict = _VENDORS[device.vendor]
-    options = consider(form, device, tokens)
-    schedule = min(options, key=lambda plan: predict(form, device, plan, batch, tokens, keys))
+    predict, schedule = _VENDORS[device.vendor][1], ranked(form, device, batch, tokens, keys)[0]
     seconds = predict(form, device, schedule, batch, tokens, expected_keys(form, keys))
     return Choice(schedule, seconds, predict_library(form, device, batch, tokens, keys))
+
+
+def ranked(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> list[AnySchedule]:
+    """Return the schedules that are considered, the one that is predicted to be fastest first."""
+    consider, predict = _VENDORS[device.vendor]
+    options = consider(form, device, tokens)
+    return sorted(options, key=lambda plan: predict(form, device, plan, batch, tokens, keys))
+
+
+def next_best(
+    form: Attention, device: TileDevice, schedule: AnySchedule, case: Case | None = None
+) -> list[AnySchedule]:
+    """Return what could take a schedule's place and is predicted to be no slower than torch's, best first.
+
+    case: What it was chosen for; by default the first sizes among `PROBES` that it would be chosen for.
+    """
+    predict = _VENDORS[device.vendor][1]
+    fewer = _of_rows(STEP_ROWS, device) if isinstance(schedule, AttentionSchedule) else []
+    for sizes in [case] if case else product(PROBES, repeat=3):
+        found = ranked(form, device, *sizes)
+        if found[0] == schedule:
+            # Blocks of fewer rows read keys more often, with half of the sums in registers.
+            found += sorted(
+                set(fewer).difference(found), key=lambda plan: predict(form, device, plan, *sizes)
+            )
+            most, seen = predict_library(form, device, *sizes), (*sizes[:2], expected_keys(form, sizes[2]))
+            fast = [plan for plan in found if predict(form, device, plan, *seen) <= most]
+            if others := [plan for plan in fast if plan != schedule]:
+                return others
+    return []
 
 
 def expected_keys(form: Attention, keys: int) -> int:
@@ -153,7 +182,11 @@ def best(form: Attention, device: TileDevice, among: Sequence[AnySchedule], case
 
 def schedules(form: Attention, device: TileDevice, tokens: int) -> list[AttentionSchedule]:
     """Return the schedules that are considered."""
-    rows = STEP_ROWS if tokens * form.group <= STEP_ROWS else 2 * STEP_ROWS
+    return _of_rows(STEP_ROWS if tokens * form.group <= STEP_ROWS else 2 * STEP_ROWS, device)
+
+
+def _of_rows(rows: int, device: TileDevice) -> list[AttentionSchedule]:
+    """Return the schedules of blocks of so many rows of q."""
     clusters = CLUSTERS if "cluster" in device.features else (1,)
     ways = [(warps, fragments) for warps, fragments in WAYS if fragments * rows <= 2 * STEP_ROWS]
     return [AttentionSchedule(rows, w, cluster, f) for cluster in clusters for w, f in ways]

@@ -242,13 +242,13 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
 
 
 @lru_cache(maxsize=4096)
-def choose(form: ScaledGemm, device: TileDevice, m: int) -> ScaledSchedule:
-    """Return the schedule that is predicted to be fastest.
+def ranked(form: ScaledGemm, device: TileDevice, m: int) -> tuple[ScaledSchedule, ...]:
+    """Return what is legal, the schedule that is predicted to be fastest first.
 
     Raises DeviceError if the device has no cores that scale blocks.
     """
     check_legal(form, device, ScaledSchedule(32, 2))
-    return min(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds)
+    return tuple(sorted(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds))
 
 
 def place_scales(scales: Any, own: ScaledFormat, k: int) -> Any:

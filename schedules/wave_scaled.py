@@ -200,7 +200,7 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, 
 
 
 @lru_cache(maxsize=4096)
-def choose(form: ScaledGemm, device: TileDevice, m: int) -> WaveScaledSchedule:
-    """Return the schedule that is predicted to be fastest; raises as `core_for` does."""
+def ranked(form: ScaledGemm, device: TileDevice, m: int) -> tuple[WaveScaledSchedule, ...]:
+    """Return what is legal, the schedule that is predicted to be fastest first; raises as `core_for` does."""
     core_for(form, device)
-    return min(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds)
+    return tuple(sorted(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds))

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ladder.api.tensor_program import decoded
-from ladder.runtime.build import BUILD_THREADS, Kernel, find_or_build, without_spills
+from ladder.runtime.build import BUILD_THREADS, Kernel, find_or_build
 from ladder.runtime.cache import source_digest
 from ladder.runtime.fused import Fused, Lowering
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.recording import recorded
+from ladder.runtime.spills import refuse_spills
 from ladder.runtime.trials import Trial, kernels_at
 from ladder.superopt.generator import Database, Report
 from ladder.superopt.generator.stored import identity
@@ -75,7 +76,7 @@ def built(
 def _build(trial: Trial, device: TileDevice) -> list[Kernel] | str:
     """Build one candidate, or return why it cannot be emitted or is not wanted."""
     try:
-        return without_spills(find_or_build(trial.lowering.jobs(device)), device)
+        return refuse_spills(find_or_build(trial.lowering.jobs(device)), device)
     except ScheduleError as error:
         return str(error)
 

@@ -12,7 +12,7 @@ import torch
 from ladder.api.lowered import STAGES, require_stage, stage_of
 from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.runtime.build import Kernel
-from ladder.runtime.scaled import ScaledOperand, kernel_for, multiply, operand_of, quantize_rows
+from ladder.runtime.scaled import ScaledOperand, kernel_for, multiply, operand_of, quantize_rows, served
 from schedules.scaled import ScaledCost
 from schedules.scaled_choice import AnyScaled, choose, predict
 from targets import TileDevice, get_device
@@ -161,19 +161,29 @@ class ScaledMatmul:
 
 @dataclass(frozen=True)
 class ScaledLowered:
-    """A block-scaled product on one target."""
+    """A block-scaled product on one target.
+
+    plan: Schedule that serves every M, instead of the policy's.
+    """
 
     form: ScaledGemm
     target: str
+    plan: AnyScaled | None = None
 
     @cached_property
     def device(self) -> TileDevice:
         """The target."""
         return get_device(self.target)
 
+    @cached_property
+    def _served(self) -> dict[int, tuple[AnyScaled, Kernel]]:
+        """M -> its schedule and kernel, where that was compiled."""
+        return {}
+
     def schedule(self, m: int = 1) -> AnyScaled:
-        """Return the schedule that serves M = ``m``."""
-        return choose(self.form, self.device, m)
+        """Return the schedule that serves M = ``m``: once its kernel is compiled, one that does not spill."""
+        known = self._served[m][0] if m in self._served else self.plan
+        return known or choose(self.form, self.device, m)
 
     def predicted(self, m: int = 1) -> ScaledCost:
         """Return what a call with M = ``m`` is predicted to take."""
@@ -181,7 +191,11 @@ class ScaledLowered:
 
     def kernel(self, m: int = 1) -> Kernel:
         """Return the compiled kernel that serves M = ``m``."""
-        return kernel_for(self.form, self.device, self.schedule(m))
+        if self.plan is not None:
+            return kernel_for(self.form, self.device, self.plan)
+        if m not in self._served:
+            self._served[m] = served(self.form, self.device, m)
+        return self._served[m][1]
 
     def source(self, stage: str, m: int = 1) -> str:
         """Return one stage as text: ``"schedule"``, ``"tir"``, ``"cuda"``, ``"ptx"`` or ``"sass"``.

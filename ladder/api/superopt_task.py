@@ -19,6 +19,7 @@ from ladder.ir.ops import get_operator
 from ladder.runtime.compile import runs_code_of
 from ladder.runtime.cores import usable_cores
 from ladder.runtime.fused import Fused
+from ladder.runtime.spills import warn_of_spills
 from ladder.runtime.trials import Trial, candidates_of, variants
 from ladder.superopt.generator import Database, Limits, Program, Report, search
 from ladder.superopt.partition import OUTSIDE
@@ -188,6 +189,9 @@ class Task:
             return _faster(found, torch, function)
         candidates = candidates_of(report, self.device, self.trials, fixed)
         kernels = built(candidates, self.device, self.trials, self.step)
+        if not self.is_here:  # where nothing is timed, what does not spill goes before what does
+            kernels.sort(key=lambda found: any(kernel.spilled for kernel in found[1]))
+            warn_of_spills(kernels[0][1], self.device)
         order, fused, torch = tuple(trial for trial, _ in kernels), None, math.inf
         if self.is_here:
             right = self._fastest(program, checked(loaded(kernels, self.device), function, inputs))

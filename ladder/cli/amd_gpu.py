@@ -35,31 +35,34 @@ def why_not() -> str:
 
 
 class HostLaunch:
-    """A kernel that is called with tensors on the CPU: their copies on the GPU are its arguments.
+    """A kernel that is called with sizes and tensors on the CPU, whose copies on the GPU are its arguments.
 
-    entry: The host part of the kernel; its last argument is the result.
+    entry: The host part of the kernel.
     copies: Copies of the arguments that a timed run takes in turn, 0 for no timing.
+    results: How many of the last arguments it writes.
     """
 
-    def __init__(self, entry: Any, copies: int = 0) -> None:
-        self.entry, self.copies, self.microseconds = entry, copies, 0.0
+    def __init__(self, entry: Any, copies: int = 0, results: int = 1) -> None:
+        self.entry, self.copies, self.results, self.microseconds = entry, copies, results, 0.0
 
-    def __call__(self, *tensors: Any) -> None:
+    def __call__(self, *given: Any) -> None:
         from ladder.simulate.operator import numpy_of
 
-        arrays = [numpy_of(tensor) for tensor in tensors]
-        with hip.on_device(hip.runtime(), arrays) as (held, given):
-            self.entry(*given)
-            arrays[-1][...] = held[-1].fetch()
+        values = [x if isinstance(x, int) else numpy_of(x) for x in given]
+        arrays = [x for x in values if not isinstance(x, int)]
+        with hip.on_device(hip.runtime(), arrays) as (held, placed):
+            self.entry(*_in_place(values, placed))
+            for array, result in zip(arrays[-self.results :], held[-self.results :], strict=True):
+                array[...] = result.fetch()
         if self.copies:
-            self._time(arrays)
+            self._time(values)
 
-    def _time(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    def _time(self, values: Sequence[int | np.ndarray[Any, Any]]) -> None:
         """Note the mean time of a launch, each with arguments that the caches have lost."""
-        device = hip.runtime()
-        with hip.on_device(device, [*arrays] * self.copies) as (_, given):
+        device, arrays = hip.runtime(), [x for x in values if not isinstance(x, int)]
+        with hip.on_device(device, arrays * self.copies) as (_, placed):
             count = len(arrays)
-            calls = [given[at : at + count] for at in range(0, len(given), count)]
+            calls = [_in_place(values, placed[at : at + count]) for at in range(0, len(placed), count)]
 
             def work() -> None:
                 for _ in range(ROUNDS):
@@ -68,6 +71,12 @@ class HostLaunch:
 
             work()
             self.microseconds = device.milliseconds(work) * 1e3 / (ROUNDS * len(calls))
+
+
+def _in_place(values: Sequence[Any], placed: Sequence[Any]) -> list[Any]:
+    """Return arguments with what lies on the GPU in place of each array."""
+    rest = iter(placed)
+    return [x if isinstance(x, int) else next(rest) for x in values]
 
 
 def multiply(

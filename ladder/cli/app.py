@@ -386,7 +386,7 @@ def first_run(
     n: Annotated[int, typer.Option(help="Rows of the weights.", min=1)] = 4096,
     k: Annotated[int, typer.Option(help="Columns of the weights.", min=1)] = 4096,
 ) -> None:
-    """Run a product of every kind on a GPU that nobody has tried, and write what came of it to one file."""
+    """Run a kernel of every kind on a GPU that nobody has tried, and write what came of it to one file."""
     from ladder.cli.first_run import run_first, summary
 
     with console.progress() as step:

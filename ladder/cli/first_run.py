@@ -85,7 +85,7 @@ def machine(target: str) -> dict[str, Any]:
 def run_first(
     path: Path, target: str = "", shape: tuple[int, int] = SHAPE, step: Progress = silent
 ) -> dict[str, Any]:
-    """Run every product of `problems` and write the file; returns what it holds.
+    """Run every product of `problems` and the kernels of `kernel_cases`, and write the file; returns it.
 
     Raises DeviceError if the target is no GPU of this machine, with the reason.
     Raises ArtifactError if the file cannot be written.
@@ -101,6 +101,12 @@ def run_first(
         step(f"{problem.weight} x {problem.activation_type}, M={problem.m}")
         found["results"].append(tried(problem))
         _write(path, found)  # a kernel that hangs leaves what was found before
+    from ladder.cli.first_kernels import kernel_cases, run_case
+
+    for case in kernel_cases(device):
+        step(case.name)
+        found["results"].append(run_case(case, device))
+        _write(path, found)
     return found
 
 

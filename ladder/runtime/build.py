@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -18,9 +18,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder import knobs
+from ladder import faults, knobs
 from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key, file_digest
 from ladder.runtime.cores import usable_cores
+from ladder.runtime.spills import least_spilling, spilled
 from tile_types.errors import CacheError, CompilerError, ScheduleError
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ BUILD_THREADS = max(4, min(16, usable_cores()))
 
 ROOM = 16 << 20
 """Bytes that must be free where a kernel is built."""
-
-SCRATCH = "scratch_bytes"
-"""Memory of a lane in AMD's reports, where its spilled registers go."""
 
 
 @dataclass(frozen=True)
@@ -63,33 +61,19 @@ class Kernel:
 
     @property
     def spilled(self) -> int:
-        """Spills that the device compiler reports: bytes on NVIDIA, registers and bytes of scratch on AMD."""
+        """Spills that the device compiler reports, as of `ladder.runtime.spills.spilled`."""
         return spilled(self.manifest["resources"])
 
 
-def spilled(resources: Mapping[str, Mapping[str, int]]) -> int:
-    """Return what kernels spill by the report of their compiler."""
-    reports = [report.items() for report in resources.values()]
-    return sum(count for report in reports for name, count in report if "spill" in name or name == SCRATCH)
-
-
-def without_spills(kernels: list[Kernel], device: TileDevice) -> list[Kernel]:
-    """Return kernels, of AMD GPUs only those that do not spill: none is timed, to tell whether that pays.
-
-    Raises ScheduleError if some do.
-    """
-    count = sum(kernel.spilled for kernel in kernels) if device.vendor == "amd" else 0
-    if count:
-        raise ScheduleError(f"its kernels spill {count} registers")
-    return kernels
-
-
 _kernels: dict[str, Kernel] = {}
+_in_place_of: dict[str, Kernel] = {}
+"""Key of a job whose kernel spills -> what is taken."""
 
 
 def forget_kernels() -> None:
     """Drop the memory of what was found or built."""
     _kernels.clear()
+    _in_place_of.clear()
 
 
 @dataclass(frozen=True)
@@ -100,12 +84,14 @@ class Job:
     identity: What else decides its code.
     device: Its target.
     make: Compiles it into a folder; may run in any thread.
+    others: Returns what computes the same by other schedules, next best first: taken where this one spills.
     """
 
     facts: Mapping[str, Any]
     identity: Identity
     device: TileDevice
     make: Callable[[Path], BuiltModule]
+    others: Callable[[], Iterable[Job]] = tuple
 
     @cached_property
     def key(self) -> str:
@@ -119,10 +105,11 @@ def function_job(
     device: TileDevice,
     emit: Callable[[str], Any],
     gemm: Gemm | None = None,
+    others: Callable[[], Iterable[Job]] = tuple,
 ) -> Job:
     """Return the job of a kernel that is one function of TIR.
 
-    facts, device: As of `Job`.
+    facts, device, others: As of `Job`.
     emit: Makes the function of its name; imports of the compiler wait in it for TVM's lock.
     gemm: The problem, if weights are decoded.
     """
@@ -132,7 +119,7 @@ def function_job(
 
         return build_function(emit, name, device, folder)
 
-    return Job(facts, Identity.of(gemm, device), device, make)
+    return Job(facts, Identity.of(gemm, device), device, make, others)
 
 
 def find_or_build(jobs: Sequence[Job]) -> list[Kernel]:
@@ -154,7 +141,38 @@ def all_built(found: Sequence[Kernel | Exception]) -> list[Kernel]:
 
 
 def attempt(jobs: Sequence[Job]) -> list[Kernel | Exception]:
-    """Return for every job its kernel, or what prevents it; missing kernels are compiled side by side."""
+    """Return for every job its kernel, or what prevents it; missing kernels are compiled side by side.
+
+    Where a kernel spills, one of the job's `others` takes its place.
+    """
+    found = _attempt(jobs)
+    return [
+        kernel if isinstance(kernel, Exception) or not kernel.spilled else _least_spilling(job, kernel)
+        for job, kernel in zip(jobs, found, strict=True)
+    ]
+
+
+def _least_spilling(job: Job, kernel: Kernel) -> Kernel:
+    """Return the kernel of the first schedule that does not spill, else of what spills least."""
+    known = _in_place_of.get(job.key)
+    if known is None or not known.library.is_file():
+        known = _in_place_of[job.key] = least_spilling(_further(job, kernel), lambda one: [one])
+    return known
+
+
+def _further(job: Job, kernel: Kernel) -> Iterator[Kernel]:
+    """Yield a job's kernel and those of other schedules, each compiled when it is asked for."""
+    yield kernel
+    for other in job.others():
+        (found,) = _attempt([other])
+        if isinstance(found, Kernel):
+            trace("%s spills: %s is tried", kernel.entry, found.entry)
+            yield found
+        elif not isinstance(found, ScheduleError):  # emission may refuse what was predicted to fit
+            faults.tolerated(found, "the kernel of another schedule is taken")
+
+
+def _attempt(jobs: Sequence[Job]) -> list[Kernel | Exception]:
     wanted = {job.key: job for job in jobs}
     for key in wanted:
         if key in _kernels and not _kernels[key].library.is_file():

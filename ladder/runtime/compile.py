@@ -9,9 +9,10 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels
 from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict, own_order
+from ladder.runtime.spills import least_spilling, warn_of_spills
 from schedules.schedule import GpuSchedule, Plan, Schedule, parse_plan
 from tile_types.errors import CacheError, DeviceError, ScheduleError
 from tile_types.identity import VALUES, own_values, require_values
@@ -151,7 +153,7 @@ def compiled(text: str, where: torch.device | None = None) -> CompiledGemm:
 def forget() -> None:
     """Drop every loaded operator, so that the next use looks on disk again."""
     with _lock:
-        for memory in (_compiled, _functions):
+        for memory in (_compiled, _functions, _spilling):
             memory.clear()
         forget_kernels()
 
@@ -283,15 +285,7 @@ def obtain(request: Request) -> tuple[Plan, list[Kernel]]:
 
     Raises CompilerError, MissingToolError if one must be built and cannot.
     """
-    from schedules.spilling import TRIES
-
-    for left in reversed(range(TRIES)):
-        plan, jobs = jobs_of(request)
-        with _lock:
-            kernels = find_or_build(jobs)
-        if not left or request.plan is not None or not avoid_spilling(request, plan, kernels):
-            break
-    return plan, kernels
+    return settled(request, partial(plan_for, request))
 
 
 def serving(request: Request, m: int) -> Request:
@@ -299,14 +293,45 @@ def serving(request: Request, m: int) -> Request:
 
     Raises CompilerError, MissingToolError if it must be built and cannot.
     """
-    from schedules.spilling import TRIES
+    plan, _ = settled(request, lambda: Plan(((ANY_M, plan_for(request).schedule_for(m)),)))
+    return replace(request, plan=plan)
 
-    for left in reversed(range(TRIES)):
-        one = Plan(((ANY_M, plan_for(request).schedule_for(m)),))
-        found = replace(request, plan=one)
-        if not left or request.plan is not None or not avoid_spilling(request, one, obtain(found)[1]):
-            break
-    return found
+
+def settled(request: Request, choose: Callable[[], Plan]) -> tuple[Plan, list[Kernel]]:
+    """Return the plan of a request by a policy that chooses again while kernels spill, and its kernels.
+
+    Where all that is chosen spills, what spills least, after a warning; a plan of the request's own stands.
+
+    Raises CompilerError, MissingToolError if one must be built and cannot.
+    """
+    if request.plan is not None:
+        return request.plan, _kernels_of(request, request.plan)
+    plan = choose()
+    if (request, plan) not in _spilling:
+        found, kernels = least_spilling(_plans(request, plan, choose), itemgetter(1))
+        if not any(kernel.spilled for kernel in kernels):
+            return found, kernels
+        warn_of_spills(kernels, request.target)
+        _spilling[request, plan] = _spilling[request, choose()] = found
+    taken = _spilling[request, plan]
+    return taken, _kernels_of(request, taken)
+
+
+_spilling: dict[tuple[Request, Plan], Plan] = {}
+"""What the policy chooses for a request -> what is taken, where all that was tried spills."""
+
+
+def _plans(request: Request, plan: Plan, choose: Callable[[], Plan]) -> Iterator[tuple[Plan, list[Kernel]]]:
+    """Yield plans with their kernels: a first one, and what the policy chooses without what spills of it."""
+    yield plan, (kernels := _kernels_of(request, plan))
+    while avoid_spilling(request, plan, kernels):
+        plan = choose()
+        yield plan, (kernels := _kernels_of(request, plan))
+
+
+def _kernels_of(request: Request, plan: Plan) -> list[Kernel]:
+    with _lock:
+        return find_or_build(jobs_of(replace(request, plan=plan))[1])
 
 
 def avoid_spilling(request: Request, plan: Plan, kernels: Sequence[Kernel]) -> bool:

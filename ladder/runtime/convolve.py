@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ladder.ir.gemm import Gemm
-from ladder.runtime.compile import Request, compiled, request_for, target_of
+from ladder.runtime.compile import Request, compiled, plan_for, request_for, settled, target_of
 from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside
 from ladder.runtime.operator import refuse_gradient
 from ladder.runtime.registered import define, library
@@ -64,13 +64,17 @@ def convolve(
 
 @lru_cache(maxsize=4096)
 def _planned(text: str, where: torch.device, rows: int) -> str:
-    """Return the request with a schedule for so many windows."""
+    """Return the request with a schedule for so many windows, which spills only where all do."""
     from targets import get_device
 
     request = Request.parse(text)
     if request.plan is not None:
         return text
-    return request_for(request.gemm, get_device(request.device or target_of(where)), rows).text
+    device = get_device(request.device or target_of(where))
+    plan, _ = settled(
+        Request(request.gemm, device.name), lambda: plan_for(request_for(request.gemm, device, rows))
+    )
+    return Request(request.gemm, device.name, plan).text
 
 
 def launch(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.runtime.build import Kernel, find_or_build, function_job
 from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.spills import least_spilling, warn_of_spills
 from schedules.scaled import place_scales
-from schedules.scaled_choice import AnyScaled, choose
+from schedules.scaled_choice import AnyScaled, ranked
 from targets import TileDevice, get_device
 from tile_types import get_type
 from tile_types.arrays import torch_dtype
@@ -195,9 +196,20 @@ def kernel_for(form: ScaledGemm, device: TileDevice, schedule: AnyScaled) -> Ker
     return find_or_build([function_job(facts, name, device, emit)])[0]
 
 
-@cache
-def _entry(form: ScaledGemm, target: str, schedule: AnyScaled) -> Any:
-    return load_entry(kernel_for(form, get_device(target), schedule), "cuda")
+def served(form: ScaledGemm, device: TileDevice, m: int) -> tuple[AnyScaled, Kernel]:
+    """Return the best schedule for M = ``m`` whose kernel does not spill, and its kernel.
+
+    Raises as `kernel_for`.
+    """
+    built = ((schedule, kernel_for(form, device, schedule)) for schedule in ranked(form, device, m))
+    schedule, kernel = least_spilling(built, lambda found: found[1:])
+    warn_of_spills([kernel], device)
+    return schedule, kernel
+
+
+@lru_cache(maxsize=4096)
+def _entry(form: ScaledGemm, target: str, m: int) -> Any:
+    return load_entry(served(form, get_device(target), m)[1], "cuda")
 
 
 def check_operands(
@@ -244,8 +256,8 @@ def multiply(
 
     check_operands(form, x, weight, bias)
     target, m = target_of(x.device), x.shape[0]
+    ranked(form, get_device(target), max(m, 1))  # also of no rows it says whether there are such cores
     y = torch.empty((m, form.n), dtype=torch_dtype(form.output), device=x.device)
-    schedule = choose(form, get_device(target), max(m, 1))
     if m:
-        _entry(form, target, schedule)(*arguments(x, weight, bias, y))
+        _entry(form, target, m)(*arguments(x, weight, bias, y))
     return y

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
-from ladder.runtime.build import Kernel, find_or_build, function_job
+from ladder.runtime.build import Job, Kernel, find_or_build, function_job
 from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.spills import warn_of_spills
 from ladder.runtime.threads import keep_apart
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError
@@ -18,6 +19,7 @@ from tile_types.errors import DTypeError, ShapeError
 if TYPE_CHECKING:
     import torch
 
+    from ladder.lower.gpu.quantize import Quantization
     from targets import TileDevice
 
 EIGHT_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
@@ -140,7 +142,8 @@ def _cpu_job(source: str) -> Kernel:
 
         return emit_quantize(source, device, name)
 
-    return _built({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
+    job = function_job({"quantize_tokens": source}, f"ladder_quantize_tokens_{source}", device, emit)
+    return find_or_build([job])[0]
 
 
 @cache
@@ -160,18 +163,19 @@ def gpu_kernel(source: str, activation: str, group: int, k: int, device: TileDev
     Raises ConversionError if the device does not multiply the type.
     Raises MissingToolError, CompilerError if the kernel cannot be compiled.
     """
-    from ladder.lower.build import emit_quantizer
     from ladder.lower.gpu import quantize
 
-    plan = quantize.tiled(source, activation, group, k, device.vendor)
+    plan, *others = quantize.tilings(source, activation, group, k, device.vendor)
+    job = _gpu_job(plan, device, lambda: (_gpu_job(other, device) for other in others))
+    return warn_of_spills(find_or_build([job]), device)[0]
+
+
+def _gpu_job(plan: Quantization, device: TileDevice, others: Callable[[], Iterable[Job]] = tuple) -> Job:
+    from ladder.lower.build import emit_quantizer
 
     def emit(name: str) -> Any:
         return emit_quantizer(plan, device, name)
 
-    name = f"ladder_quantize_tokens_{source}_{activation}_{group}_{plan.threads}_{plan.chunks}"
-    return _built({"quantize_tokens": asdict(plan)}, name, device, emit)
-
-
-def _built(facts: dict[str, Any], name: str, device: TileDevice, emit: Any) -> Kernel:
-    """Find or build the kernel that ``emit`` emits."""
-    return find_or_build([function_job(facts, name, device, emit)])[0]
+    shape = f"{plan.source}_{plan.activation}_{plan.group}_{plan.threads}_{plan.chunks}"
+    facts = {"quantize_tokens": asdict(plan)}
+    return function_job(facts, f"ladder_quantize_tokens_{shape}", device, emit, others=others)

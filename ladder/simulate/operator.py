@@ -53,6 +53,37 @@ USUAL_ROUNDING = math.sqrt(3 / 8 / math.log(2) / 12)
 """Error of rounding numbers of all sizes, relative to them, in epsilons: root mean square."""
 
 
+UNLIKELY = 1e-6
+"""Probability with which roundings add up to more than `rounding_bound`."""
+
+
+def rounding_bound(exact: Array, kind: str, terms: Array | None = None) -> float:
+    """Return the relative Frobenius error that attention may have: its weights and its results are rounded.
+
+    Rounding to nearest errs by at most the unit roundoff u, relative to a number, and in the mean over
+    numbers of all sizes by `USUAL_ROUNDING` times 2 u. The weights of a row may have one that counts, whose
+    error all elements of the row share; results err each for itself. Squares of errors are weighted with
+    those of results: a mean of few exceeds its expectation as Hoeffding's inequality says, but never u.
+
+    exact: Results in float64, rows along the last axis.
+    kind: Type that they, and the weights, are rounded to.
+    terms: Of each row the sum of the squares of weights times values; where these cancel it exceeds that of
+        results, and errors are relative to it. By default nothing cancels.
+    """
+    unit = float(ml_dtypes.finfo(NUMPY[kind]).eps) / 2
+    squares = np.nan_to_num(exact.astype(np.float64)) ** 2
+    rows = squares.sum(-1) if terms is None else terms
+    grown = float(rows.sum()) / (float(squares.sum()) or 1.0) if terms is not None else 1.0
+    return unit * math.sqrt(grown * _mean_square(rows) + _mean_square(squares))
+
+
+def _mean_square(weights: Array) -> float:
+    """Return what a weighted mean of squared rounding errors, in units of roundoff, does not exceed."""
+    total = float(weights.sum()) or 1.0
+    share = float((weights**2).sum()) / total**2
+    return min(1.0, (2 * USUAL_ROUNDING) ** 2 + math.sqrt(-math.log(UNLIKELY) * share / 2))
+
+
 def _nvidia(arch: str) -> Calls:
     from ladder.simulate.nvidia import CALLS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hip_stub import Stub, installed
 from typer.testing import CliRunner
 
 import ladder
-from ladder.cli import amd_gpu, first_run, problem
+from ladder.cli import amd_gpu, first_kernels, first_run, problem
 from ladder.cli.app import app
 from ladder.runtime import compile as compiling
 from ladder.runtime import hip
@@ -59,20 +60,32 @@ def test_first_run_writes_what_every_kernel_gave(
 ) -> None:
     monkeypatch.setattr(first_run, "WEIGHTS", {"float16": ("int4",), "fp8_e4m3": ("fp8_e4m3",)})
     monkeypatch.setattr(first_run, "ROWS", (2,))
+    for name, value in (("ROWS", 3), ("KEYS", 33), ("COLUMNS", 256)):
+        monkeypatch.setattr(first_kernels, name, value)
+    asked = first_kernels.ATTENTION.items()
+    few = {kind: (replace(form, heads=2, kv_heads=1), min(tokens, 5)) for kind, (form, tokens) in asked}
+    monkeypatch.setattr(first_kernels, "ATTENTION", few)
+    monkeypatch.setattr(first_kernels, "copies_for", lambda *_: 1)
     monkeypatch.setattr(first_run, "machine", lambda _: {"gpu": hip.runtime().device_name()})
     path = tmp_path / "report.json"
     done = CliRunner().invoke(app, ["first-run", str(path), "--n", "40", "--k", "64"])
     assert done.exit_code == 0, done.output
     found = json.loads(path.read_text())
     assert found["machine"]["gpu"] == "gfx942"
-    assert [row["problem"] for row in found["results"]] == ["int4 x float16, M=2", "fp8_e4m3 x fp8_e4m3, M=2"]
+    names = [row["problem"] for row in found["results"]]
+    assert names[:2] == ["int4 x float16, M=2", "fp8_e4m3 x fp8_e4m3, M=2"]
+    assert {name.partition(",")[0].partition(" to ")[0] for name in names[2:]} == {
+        "attention",
+        "chain",
+        "rows",
+    }
     for row in found["results"]:
         assert row["passed"]
         assert row["time_us"] == 250.0
         assert row["spills"] == 0
     assert not clean.refusals
     assert not clean.findings
-    assert len(clean.launches) == 3 * 2
+    assert len(clean.launches) == 3 * len(names)
 
 
 def test_first_run_takes_gpus_only(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import ladder
-from benchmarks.chain_programs import PROGRAMS, whole_chain
+from benchmarks.chain_programs import PROGRAMS
+from ladder.cli.first_kernels import whole_chain
 from ladder.frontend.aten_models import row_codes
 from ladder.frontend.importer import Importer
 from ladder.frontend.torch_fx import import_fx

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.chain_programs import PROGRAMS, whole_chain
+from benchmarks.chain_programs import PROGRAMS
+from ladder.cli.first_kernels import whole_chain
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.importer import Importer
 from ladder.ir import Graph, GraphBuilder, evaluate

@@ -21,7 +21,8 @@ from ladder.runtime.scaled import arguments
 from ladder.simulate import simulate_launch
 from ladder.simulate.amd import calls_for
 from ladder.simulate.operator import numpy_of
-from schedules.wave_scaled import LAYOUTS, WaveScaledSchedule, choose, core_for, predict, schedules
+from schedules.scaled_choice import choose
+from schedules.wave_scaled import LAYOUTS, WaveScaledSchedule, core_for, predict, schedules
 from targets import get_device
 from tile_types.errors import DeviceError, ScheduleError
 

@@ -27,13 +27,13 @@ from ladder.simulate import simulate_launch
 from ladder.simulate.nvidia import CALLS
 from schedules.scaled import (
     ScaledSchedule,
-    choose,
     is_legal,
     place_scales,
     predict,
     schedules,
     tensor_columns,
 )
+from schedules.scaled_choice import choose
 from targets import get_device
 from tile_types.errors import ConversionError, DeviceError, DTypeError, LadderError, ScheduleError, ShapeError
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from ladder import faults
 from ladder.api.problem import gemm_for
+from ladder.faults import LadderWarning
 from ladder.runtime import compile as compiling
-from ladder.runtime.build import Job, Kernel, spilled
+from ladder.runtime.build import Job, Kernel
 from ladder.runtime.compile import Request, obtain, plan_for, serving
+from ladder.runtime.spills import spilled
 from schedules import policy, spilling
 from schedules.policy import avoid, rank
 from schedules.schedule import GpuSchedule
@@ -62,7 +65,10 @@ def _found(monkeypatch: pytest.MonkeyPatch, spilling_pipeline: str) -> list[str]
         reports = [8 * (f"'{spilling_pipeline}'" in str(job.facts["schedule"])) for job in jobs]
         return [
             Kernel(
-                Path("k.so"), {"resources": {"main": {"registers": 72, "spill_stores": found}}}, True, dict
+                Path("k.so"),
+                {"entry": "k", "resources": {"main": {"registers": 72, "spill_stores": found}}},
+                True,
+                dict,
             )
             for found in reports
         ]
@@ -98,3 +104,27 @@ def test_what_compilers_report_as_spilled() -> None:
     assert spilled({"a": {"registers": 72, "spill_stores": 8, "spill_loads": 4}}) == 12
     assert spilled({"a": {"vgpr": 72, "vgpr_spills": 1}, "b": {"scratch_bytes": 16}}) == 17
     assert spilled({"a": {"registers": 255, "stack": 64}}) == 0
+
+
+def test_where_all_spill_the_least_is_taken_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was tried is not tried again, whoever asks."""
+    monkeypatch.setattr(faults, "_warned", set())
+    monkeypatch.setattr(compiling, "_spilling", {})
+    asked: list[str] = []
+
+    def find(jobs: Sequence[Job]) -> list[Kernel]:
+        asked.extend(str(job.facts["schedule"]) for job in jobs)
+        counts = [4 if asked.index(str(job.facts["schedule"])) == 2 else 100 for job in jobs]
+        return [
+            Kernel(Path("k.so"), {"entry": "k", "resources": {"k": {"spill_stores": count}}}, True, dict)
+            for count in counts
+        ]
+
+    monkeypatch.setattr(compiling, "find_or_build", find)
+    request = Request(GEMM, B200.name)
+    with pytest.warns(LadderWarning, match="no schedule that was tried for cuda/sm_100a is free of spills"):
+        taken = serving(request, 16)
+    assert str(taken.plan.schedule_for(16)) in asked[2]
+    assert len(asked) == TRIES + 1
+    assert serving(request, 16) == taken
+    assert len(asked) == TRIES + 2

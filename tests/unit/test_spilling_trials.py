@@ -28,12 +28,16 @@ def trial(**report: int) -> Any:
     return SimpleNamespace(lowering=SimpleNamespace(jobs=lambda device: [{"k": report}]))
 
 
+def kernel(reports: dict[str, dict[str, int]]) -> Kernel:
+    return Kernel(Path(), {"entry": "k", "resources": reports}, False, dict)
+
+
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are reports, and building them gives kernels that have them."""
 
     def build(jobs: list[Any]) -> list[Kernel]:
-        return [Kernel(Path(), {"resources": job}, False, dict) for job in jobs]
+        return [kernel(job) for job in jobs]
 
     monkeypatch.setattr(fused_trials, "find_or_build", build)
 
@@ -56,15 +60,15 @@ def test_what_is_timed_may_spill() -> None:
 
 
 @pytest.mark.parametrize(
-    ("report", "reasons"), [(SPILLS, {0: "torch's: its kernels spill 35 registers"}), (FITS, {})]
+    ("report", "reasons"),
+    [(SPILLS, {0: "torch's: its kernels spill: k (35 registers or bytes)"}), (FITS, {})],
 )
 def test_torch_computes_a_part_whose_kernel_spills(
     monkeypatch: pytest.MonkeyPatch, report: dict[str, int], reasons: dict[int, str]
 ) -> None:
     g = GraphBuilder("chain")
     graph = g.finish(g.add("relu", g.input("x", "float16", (4, 64))))
-    kernel = Kernel(Path(), {"resources": {"k": report}}, False, dict)
-    monkeypatch.setattr(build, "attempt", lambda jobs: [kernel for _ in jobs])
+    monkeypatch.setattr(build, "attempt", lambda jobs: [kernel({"k": report}) for _ in jobs])
     kernels, _, found = build.build_kernels(partition(graph, device=GFX1100), {}, GFX1100)
     assert found == reasons
     assert list(kernels) == ([] if reasons else [0])
@@ -79,7 +83,7 @@ def test_convolutions_take_the_next_schedule(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         build,
         "obtain",
-        lambda asked: (asked.plan, [Kernel(Path(), {"resources": {"k": SPILLS}}, False, dict)]),
+        lambda asked: (asked.plan, [kernel({"k": SPILLS})]),
     )
     seen = []
     for _ in range(3):

@@ -104,13 +104,24 @@ def tiled(source: str, activation: str, group: int, k: int, vendor: str = "nvidi
 
     Groups need one chunk per thread.
     """
+    return tilings(source, activation, group, k, vendor)[0]
+
+
+def tilings(
+    source: str, activation: str, group: int, k: int, vendor: str = "nvidia"
+) -> tuple[Quantization, ...]:
+    """Return the quantisation that `tiled` does, then those whose threads keep fewer chunks of a row."""
     tiling = TILINGS[vendor]
     fitting = (c for c in tiling.chunks if k <= c * CHUNK * tiling.comfortable)
-    chunks = 1 if group else next(fitting, tiling.chunks[-1])
+    held = 1 if group else next(fitting, tiling.chunks[-1])
     step = WARP * STEP_WARPS
-    threads = -(-k // (CHUNK * chunks * step)) * step
     most = tiling.most_grouped if group else tiling.most
-    return Quantization(source, activation, group, min(threads, most), chunks)
+
+    def of_chunks(chunks: int) -> Quantization:
+        threads = -(-k // (CHUNK * chunks * step)) * step
+        return Quantization(source, activation, group, min(threads, most), chunks)
+
+    return (of_chunks(held), *(of_chunks(fewer) for fewer in reversed(tiling.chunks) if fewer < held))
 
 
 class Quantizer:

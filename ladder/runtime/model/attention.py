@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from ladder.ir.attention import AXES, Attention, as_attention
+from ladder.ir.attention import AXES, Attention, as_attention, open_extents
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
@@ -18,7 +19,7 @@ from ladder.runtime.build import Job, function_job
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.memory import rounded_up
 from ladder.runtime.operator import attend
-from schedules.attention import AnySchedule, best
+from schedules.attention import AnySchedule, best, next_best
 from targets import TileDevice
 from tile_types.errors import ShapeError
 
@@ -68,16 +69,28 @@ def attention_jobs(graph: Graph, device: TileDevice) -> list[Job]:
     if not is_open(graph, node):
         return [attention_job(graph, device)]
     form, schedules = served(graph, node, device)
-    return [_job(form, schedule, device) for schedule in schedules]
+    return [job_of(form, one, device, partial(next_best, form, device, one)) for one in schedules]
 
 
 def attention_job(graph: Graph, device: TileDevice) -> Job:
     """Return the kernel that a part of known sizes wants: one per problem and schedule."""
-    form, choice = chosen(graph, node_of(graph), device)
-    return _job(form, choice.schedule, device)
+    node = node_of(graph)
+    form, choice = chosen(graph, node, device)
+    batch, tokens, keys = (int(str(extent)) for extent in open_extents(graph, node))
+    others = partial(next_best, form, device, choice.schedule, (batch, tokens, keys))
+    return job_of(form, choice.schedule, device, others)
 
 
-def _job(form: Attention, schedule: AnySchedule, device: TileDevice) -> Job:
+def job_of(
+    form: Attention,
+    schedule: AnySchedule,
+    device: TileDevice,
+    others: Callable[[], Sequence[AnySchedule]] = tuple,
+) -> Job:
+    """Return the kernel of a schedule.
+
+    others: Returns the schedules that take its place where it spills.
+    """
     name = f"ladder_attention_{hashlib.sha256(f'{form}{schedule}'.encode()).hexdigest()[:10]}"
 
     def emit(name: str) -> Any:
@@ -85,7 +98,10 @@ def _job(form: Attention, schedule: AnySchedule, device: TileDevice) -> Job:
 
         return resolve(ATTENTION, "target kind", device.kind)(form, device, schedule, name)
 
-    return function_job({"attention": str(form), "schedule": str(schedule)}, name, device, emit)
+    facts = {"attention": str(form), "schedule": str(schedule)}
+    return function_job(
+        facts, name, device, emit, others=lambda: (job_of(form, other, device) for other in others())
+    )
 
 
 def _cpu_job(graph: Graph, device: TileDevice) -> Job:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -17,7 +17,7 @@ from ladder.ir.graph import Graph
 from ladder.partition import Subgraph
 from ladder.partition.convolutions import plain_problem
 from ladder.partition.subgraphs import CALLS
-from ladder.runtime.build import Job, Kernel, all_built, attempt, without_spills
+from ladder.runtime.build import Job, Kernel, all_built, attempt
 from ladder.runtime.compile import (
     ANY_M,
     Request,
@@ -44,8 +44,8 @@ from ladder.runtime.model.program import Program
 from ladder.runtime.model.prologues import prologue_jobs
 from ladder.runtime.model.recurrent import recurrent_jobs
 from ladder.runtime.model.rows import rows_job
+from ladder.runtime.spills import least_spilling, refuse_spills, warn_of_spills
 from schedules.schedule import Plan
-from schedules.spilling import TRIES
 from targets import TileDevice
 from tile_types.errors import MissingToolError, ScheduleError
 from tile_types.tile import Extent
@@ -102,12 +102,10 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
 
     device = get_device(target_of(where))
     program = prepared.program
-    for left in reversed(range(TRIES)):
-        requests = gemm_requests(prepared.parts, device)
-        kernels, further, reasons = build_kernels(prepared.parts, requests, device)
-        spilling = any(kernel.spilled for kernel in further)
-        if not (left and spilling and _avoid_spilling(prepared.parts, requests)):
-            break
+    requests, (kernels, further, reasons) = least_spilling(
+        _built_parts(prepared.parts, device), lambda built: built[1][1]
+    )
+    warn_of_spills(further, device)
     parts = [
         demoted(part, reasons[number]) if number in reasons else part
         for number, part in enumerate(prepared.parts)
@@ -121,6 +119,17 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
     executable = bind_program(program, plan, loaded, where)
     named = {kernel.entry: kernel for kernel in (*mine, *further)}
     return Built(program, plan, named, executable)
+
+
+def _built_parts(
+    parts: Sequence[Subgraph], device: TileDevice
+) -> Iterator[tuple[dict[int, Request], BuiltKernels]]:
+    """Yield the kernels of parts, with products as the policy schedules them: anew while those spill."""
+    news = True
+    while news:
+        requests = gemm_requests(parts, device)
+        yield requests, build_kernels(parts, requests, device)
+        news = _avoid_spilling(parts, requests)
 
 
 def _avoid_spilling(parts: Sequence[Subgraph], requests: Mapping[int, Request]) -> bool:
@@ -163,9 +172,12 @@ def _request(part: Subgraph, device: TileDevice, rows: int | str) -> Request:
     return Request(part.gemm, device.name, Plan(((ANY_M, chosen.schedule),)))
 
 
+BuiltKernels = tuple[dict[int, list[Kernel]], list[Kernel], dict[int, str]]
+
+
 def build_kernels(
     parts: Sequence[Subgraph], requests: Mapping[int, Request], device: TileDevice
-) -> tuple[dict[int, list[Kernel]], list[Kernel], dict[int, str]]:
+) -> BuiltKernels:
     """Find or build all kernels side by side.
 
     Returns: Number of a part -> its kernels; those of products; number of a part -> why it cannot have any.
@@ -190,7 +202,8 @@ def build_kernels(
     for number, mine in wanted.items():
         try:
             built = all_built(list(islice(found, len(mine))))
-            kernels[number] = built if parts[number].kind == "prologue" else without_spills(built, device)
+            fitting = built if parts[number].kind == "prologue" else refuse_spills(built, device)
+            kernels[number] = warn_of_spills(fitting, device)
         except Exception as error:
             if parts[number].kind == "prologue":
                 raise  # as for every product of packed weights

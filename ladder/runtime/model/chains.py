@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.graph import Graph
@@ -12,6 +14,7 @@ from ladder.ir.printer import print_graph
 from ladder.ir.starts import with_open_starts
 from ladder.lower.chain.scatter import size_names, with_plain_names
 from ladder.runtime.build import Job, function_job
+from tile_types.errors import ScheduleError
 
 if TYPE_CHECKING:
     from ladder.movement.mapping import Mapping
@@ -52,4 +55,14 @@ def chain_job(graph: Graph, device: TileDevice, mapping: Mapping | None = None) 
 
         return emit_chain(graph, device, name, mapping)
 
-    return function_job(facts, name, device, emit)
+    others = partial(_other_jobs, graph, device) if mapping is None and device.is_gpu else tuple
+    return function_job(facts, name, device, emit, others=others)
+
+
+def _other_jobs(graph: Graph, device: TileDevice) -> Iterator[Job]:
+    """Yield the kernels of a chain by other mappings than the best one, which is emitted if it can be."""
+    from ladder.movement.choose import machine_of, ranked
+
+    with suppress(ScheduleError):  # chains side by side are no one loop over rows: they have no mapping
+        for moves in ranked(graph, machine_of(device))[1:]:
+            yield chain_job(graph, device, moves.mapping)

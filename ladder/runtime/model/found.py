@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -218,7 +219,23 @@ def _is_readable(tile: Tile, source: Source, family: str) -> bool:
 
 def found_jobs(part: Subgraph, device: TileDevice) -> list[Job]:
     """Return the kernels of a found graph, in the order in which they run."""
-    return Lowering.parse(part.found).jobs(device)
+    lowering = Lowering.parse(part.found)
+    return [
+        replace(job, others=partial(_other_jobs, lowering, at, device))
+        for at, job in enumerate(lowering.jobs(device))
+    ]
+
+
+def _other_jobs(lowering: Lowering, at: int, device: TileDevice) -> Iterator[Job]:
+    """Yield one of the kernels by other schedules, those predicted to be fastest first."""
+    from ladder.lower.blocks.candidates import ranked
+
+    node, plans = lowering.blocks[at], lowering.schedules
+    assert node.body is not None
+    for found in ranked(node.body, device, constants=constants_of(node, lowering.constants)):
+        if found.schedule != plans[at]:
+            other = (*plans[:at], found.schedule, *plans[at + 1 :])
+            yield replace(lowering, schedules=other).jobs(device)[at]
 
 
 def bind_found(memory: Workspace, step: PlanStep) -> Bound:

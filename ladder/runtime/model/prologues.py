@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 
-from ladder.ir.extents import Shape
+from ladder.ir.extents import Shape, product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.ir.parser import parse
@@ -100,10 +101,29 @@ def prologue_jobs(part: Subgraph, device: TileDevice) -> list[Job]:
     """Return the kernel of a product with a prologue."""
     gemm, found = part.gemm, Described(**json.loads(part.found))
     assert gemm is not None  # that is what such a part has
+    rows = int(str(product(part.graph.tile(part.graph.outputs[0]).shape[:-1])))
+    return [_job(found, gemm, device, partial(_other_jobs, found, gemm, device, rows))]
+
+
+def _job(
+    found: Described, gemm: Gemm, device: TileDevice, others: Callable[[], Iterable[Job]] = tuple
+) -> Job:
     facts = {"gemm": gemm.shape_free(), "prologue": found.text}
     name = f"ladder_prologue_{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]}"
+    return function_job(facts, name, device, partial(found.emit, gemm, device), gemm, others)
 
-    return [function_job(facts, name, device, partial(found.emit, gemm, device), gemm)]
+
+def _other_jobs(found: Described, gemm: Gemm, device: TileDevice, rows: int) -> Iterator[Job]:
+    """Yield the kernel by other schedules that take prologues, those predicted to be fastest first."""
+    from schedules.footprint import SLICED
+    from schedules.policy import rank
+
+    for schedule, _ in rank(gemm, device, rows, wide=True):
+        told = str(Plan(((ANY_M, schedule),)))
+        other = replace(found, schedule=told)
+        sliced = isinstance(schedule, GpuSchedule) and schedule.pipeline in SLICED
+        if sliced and told != found.schedule and _is_emitted(other, gemm, device):
+            yield _job(other, gemm, device)
 
 
 def bind_prologue(memory: Workspace, step: PlanStep) -> Bound:
