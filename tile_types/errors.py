@@ -135,10 +135,10 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
 
     kind: What was looked up, e.g. ``"type"``.
     name: The name that was asked for, or what was given in its place (a torch dtype).
-    known: All valid names; those that contain it are suggested, else the nearest.
+    known: All valid names; that of the same text is suggested, else those that contain it, else the nearest.
     """
     names, asked = sorted(known), str(name).removeprefix("torch.")
-    within = [each for each in names if len(asked) > 2 and asked in each]
+    within = [asked] if asked in names else [each for each in names if len(asked) > 2 and asked in each]
     close = within[:3] or difflib.get_close_matches(asked, names, n=3, cutoff=0.41)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; known: {', '.join(names)}"
     return UnknownNameError(f"unknown {kind} {name!r}{hint}")

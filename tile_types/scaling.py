@@ -24,6 +24,12 @@ ZERO_BLOCK_SCALE = 2.0**-14
 
 SMALLEST_TENSOR_SCALE = 2.0**-126
 
+LARGEST_USED = 65504.0
+"""Largest magnitude that weights are scaled to, float16's, though the type reach further (e8m0: 2**127).
+
+Sums of unscaled values of a group then fit in float32, and scales in float16.
+"""
+
 _HUGE = float("inf")
 
 HQQ_ITERATIONS, HQQ_NORM, HQQ_BETA, HQQ_GROWTH = 20, 0.7, 10.0, 1.01
@@ -116,8 +122,13 @@ def reach(element: TType, zero: str) -> tuple[float, float]:
 
     Without a zero point the center is 0; two's complement then uses its positive side
     (int4: 7). With one, the center is the upper middle of the codes (uint4: 8, reach 7).
+    Values beyond `LARGEST_USED` are left out, unless there are no others.
     """
     low, high = element.minimum, element.maximum
+    if element.max_abs > LARGEST_USED:
+        values = element.probe_values()
+        within = values[np.abs(values) <= LARGEST_USED]
+        low, high = (float(within.min()), float(within.max())) if within.size else (low, high)
     center = 0.0 if zero == "none" else float(-(-(low + high) // 2))
     sides = [side for side in (high - center, center - low) if side > 0]
     return center, min(sides, default=1.0)

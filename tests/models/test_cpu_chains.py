@@ -171,6 +171,19 @@ def test_joins_of_joins_are_several_kernels() -> None:
     assert "joins of joins" in compiled.plan()
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_sums_of_joined_and_padded_sums(rows: int) -> None:
+    """Of one row each, whose place within each branch of the join is named as outside of it."""
+
+    def joined(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x.sum(0)
+        padded = torch.nn.functional.pad(total, (0, 0, 1, 2))
+        return torch.cat([total, total + 1, total * 2]).sum(0), padded.amax(0)
+
+    x = torch.randn(3, rows, 5)
+    torch.testing.assert_close(ladder.compile(joined)(x), joined(x))
+
+
 def test_rows_of_open_length_are_kept() -> None:
     """One kernel for rows of any length, one or several of a block, by one thread or several."""
     torch.manual_seed(0)  # what cancels has no bound

@@ -76,6 +76,13 @@ def test_integer_zero_points_follow_the_affine_formula() -> None:
     assert quantized.zero_kind == "integer"
 
 
+def test_types_of_a_wide_range_are_scaled_so_that_sums_of_their_values_fit_in_float32() -> None:
+    quantized = quantize(np.abs(WEIGHTS), "e8m0", group_size=50)
+    values = get_type("e8m0").values()[np.asarray(quantized.codes())]
+    assert values.max() == 2.0**15
+    assert quantized.scale_type == "float16"
+
+
 def test_absmax_with_an_integer_zero_point_is_symmetric_about_the_middle() -> None:
     quantized = quantize(WEIGHTS, "uint4", group_size=50, zero="integer", scaling="absmax")
     assert (quantized.zero == 8).all()

@@ -181,6 +181,8 @@ class Values(Indices):
         """Return the position of a read, brought to where begin <= position < end unless it is there."""
         if value not in self.clamped:
             return position
+        if self.simplified(end - begin) == 1:  # as it is named outside the branches of a join
+            return begin
         if self.is_below(position, end) is not True:
             position = tirx.min(position, end - 1)
         return position if self.is_below(position, begin) is False else tirx.max(position, begin)
@@ -403,7 +405,7 @@ def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr
     if 0 in shape or any(outside):
         return border
     if not borders:
-        return values.at(node.inputs[0], place)
+        return values.at(node.inputs[0], _brought_inside(values, node, place))
     values.open += [values.compared(position, boundary) for position, boundary, _ in borders]
     conditions = [p < e if below else p >= e for p, e, below in borders]
     make = partial(values.at, node.inputs[0], _brought_inside(values, node, place))

@@ -1,8 +1,13 @@
-"""Fifty drawn configurations that ran on an H200: the problems as text, and some of their outputs."""
+"""Fifty drawn configurations that ran on an H200: the problems as text, and some of their outputs.
+
+``PYTHONPATH=.:tests/simulate python -m tests.simulate.hardware.configurations FILE`` runs them again on the
+GPU of this machine and writes FILE; a schedule that is legal no more becomes the one that is chosen there.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,3 +66,34 @@ def load() -> list[Measured]:
         result.append(Measured(gemm, schedule, text["m"], places, values[at : at + places.size]))
         at += places.size
     return result
+
+
+def _ran(one: Measured) -> tuple[str, np.ndarray]:
+    """Run a configuration on the GPU; return its text, and the outputs that are kept."""
+    import torch
+    from problems import problem_of
+
+    from ladder.runtime.compile import ANY_M, Request, load_entry, obtain
+    from schedules.legal import is_legal
+    from schedules.policy import best_schedule
+    from schedules.schedule import Plan
+    from targets import get_device
+    from tile_types.arrays import as_torch, torch_dtype
+
+    device, problem = get_device("cuda/sm_90a"), problem_of(one.gemm, one.m)
+    schedule: Any = one.schedule
+    if not is_legal(one.gemm, device, schedule):
+        schedule = best_schedule(one.gemm, device, one.m)
+    _, (kernel,) = obtain(Request(one.gemm, device.name, Plan(((ANY_M, schedule),))))
+    arrays = [as_torch(array).cuda() for array in problem.arrays]
+    y = torch.full((one.m, one.gemm.n), float("nan"), dtype=torch_dtype(one.gemm.output), device="cuda")
+    load_entry(kernel, "cuda")(*arrays, y)
+    found = y.double().cpu().numpy()
+    error = float(np.linalg.norm(found - problem.expected)) / problem.size
+    print(f"{one.gemm.weight} x {one.gemm.activation} {schedule}: relative error {error:.1e}", flush=True)
+    return describe(one.gemm, schedule, one.m), found.reshape(-1)[one.places]
+
+
+if __name__ == "__main__":
+    texts, values = zip(*map(_ran, load()), strict=True)
+    np.savez_compressed(sys.argv[1], texts=texts, values=np.float32(np.concatenate(values)))
