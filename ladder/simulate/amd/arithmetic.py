@@ -7,17 +7,19 @@ Instructions" (V_DOT2, V_DOT4, V_DOT8, V_CVT_PK); LLVM AMDGPU usage, the intrins
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from ladder.simulate.cohort import Cohort
 from ladder.simulate.program import Read
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import NUMPY, Array, Value, element_of, odd, two_sum
 
 Function = Callable[..., Any]
+
+U = np.uint32
 
 SELECTORS = 14
 """What V_PERM picks from: eight bytes, the signs of every second one, a byte of zeros, one of ones."""
@@ -46,39 +48,51 @@ def _bytes(words: Array) -> Array:
     return split.reshape(*words.shape, 4)
 
 
-def _field(signed: bool) -> Function:
-    def extract(word: Array, offset: Array, width: Array) -> Array:
-        """V_BFE: ``width`` bits from bit ``offset``."""
-        offset, width = offset & np.uint32(31), width & np.uint32(31)
-        mask = (np.uint32(1) << width) - np.uint32(1)
-        bits: Array = word >> offset & mask
-        if not signed:
-            return bits
-        top: Array = np.where(width > 0, np.uint32(1) << np.maximum(width, 1) - np.uint32(1), np.uint32(0))
-        extended: Array = (bits ^ top) - top
-        return extended
-
-    return extract
+def field(word: Array, offset: Array, width: Array) -> Array:
+    """V_BFE_U32: ``width`` bits from bit ``offset``."""
+    found: Array = word >> (offset & U(31)) & ((U(1) << (width & U(31))) - U(1))
+    return found
 
 
-def _shifted(unit: int) -> Function:
-    def align(high: Array, low: Array, amount: Array) -> Array:
-        """V_ALIGNBIT, V_ALIGNBYTE: the low word of 64 bits shifted right."""
-        steps = (amount & np.uint32(31 if unit == 1 else 3)).astype(np.uint64) * np.uint64(unit)
+def signed_field(word: Array, offset: Array, width: Array) -> Array:
+    """V_BFE_I32: the same, as a signed number."""
+    found, width = field(word, offset, width), width & U(31)
+    top = np.where(width > 0, U(1) << np.maximum(width, U(1)) - U(1), U(0))
+    extended: Array = (found ^ top) - top
+    return extended
+
+
+def align(unit: int) -> Function:
+    """V_ALIGNBIT, V_ALIGNBYTE: the low word of 64 bits shifted right."""
+
+    def shifted(high: Array, low: Array, amount: Array) -> Array:
+        steps = (amount & U(31 if unit == 1 else 3)).astype(np.uint64) * np.uint64(unit)
         both = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
-        low_word: Array = (both >> steps).astype(np.uint32)
-        return low_word
+        found: Array = (both >> steps).astype(np.uint32)
+        return found
 
-    return align
+    return shifted
 
 
-def _dot(bits: int, signed: tuple[bool, bool]) -> Function:
+def dot_integers(bits: int, is_signed: bool) -> Function:
     """V_DOT4, V_DOT8: products of integers of ``bits`` bits in two words, added to a third operand."""
 
-    def parts(word: Array, is_signed: bool) -> Array:
+    def parts(word: Array) -> Array:
         shifts = np.arange(0, 32, bits, dtype=np.uint32)
-        found = (word[..., None] >> shifts & np.uint32((1 << bits) - 1)).astype(np.int64)
+        found = (word[..., None] >> shifts & U((1 << bits) - 1)).astype(np.int64)
         return np.where(found >> bits - 1 & 1, found - (1 << bits), found) if is_signed else found
+
+    def dot(a: Array, b: Array, c: Array) -> Array:
+        total = (parts(a) * parts(b)).sum(axis=-1)
+        found: Array = (total + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
+        return found
+
+    return dot
+
+
+def _dot(bits: int, is_signed: bool) -> Function:
+    """Return `dot_integers` of an intrinsic's operands."""
+    products = dot_integers(bits, is_signed)
 
     def dot(*given: Array) -> Array:
         # V_DOT4_I32_IU8 is told which operands are signed.
@@ -88,26 +102,29 @@ def _dot(bits: int, signed: tuple[bool, bool]) -> Function:
             raise UnknownCallError("a dot product of unsigned operands")
         if np.asarray(clamp).any():
             raise UnknownCallError("a dot product that saturates")
-        total = (parts(a, signed[0]) * parts(b, signed[1])).sum(axis=-1)
-        wrapped = total.astype(np.uint64) + c.astype(np.uint64) & np.uint64(0xFFFFFFFF)
-        result: Array = wrapped.astype(np.uint32)
-        return result
+        found: Array = products(a, b, c)
+        return found
 
     return dot
+
+
+def _of(function: Function, t: Translator, call: CallView) -> Read:
+    """Return what reads a call's operands and applies a function to their values."""
+    reads = [t.read(operand) for operand in call.operands]
+    return lambda c: function(*(part(c) for part in reads))
 
 
 def _words(function: Function) -> Callable[[Translator, CallView], Read]:
     """Return a row for a function of 32-bit words, element by element of a vector."""
 
     def translate(t: Translator, call: CallView) -> Read:
-        reads = [t.read(operand) for operand in call.operands]
         result = NUMPY[call.dtype]
 
-        def read(c: Cohort) -> Value:
-            found = function(*(as_word(part(c)) for part in reads))
-            return found.view(result) if found.ndim else found.view(result)[()]
+        def found(*given: Value) -> Value:
+            words = function(*map(as_word, given)).view(result)
+            return words if words.ndim else words[()]
 
-        return read
+        return _of(found, t, call)
 
     return translate
 
@@ -115,6 +132,7 @@ def _words(function: Function) -> Callable[[Translator, CallView], Read]:
 def as_word(value: Value) -> Array:
     """Return the 32 bits of a number or of an array's elements."""
     held = np.asarray(value)
+    held = held.astype(np.float32) if held.dtype == np.float64 else held  # a number of the host
     if held.dtype.itemsize == 4:
         return held.view(np.uint32)
     return (held.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
@@ -136,16 +154,15 @@ def _dot_halves(flushes: bool) -> Callable[[Translator, CallView], Read]:
     """V_DOT2_F32_F16 and _BF16: two products of halves and a float32, rounded once."""
 
     def translate(t: Translator, call: CallView) -> Read:
-        a, b, c = (t.read(operand) for operand in call.operands[:3])
         name, count = element_of(str(call.operands[0].ty))
         if count != 2 or t.number(call.operands[3]):
             raise UnknownCallError(f"{call.name} of {call.operands[0].ty}, or clamped")
 
-        def read(cohort: Cohort) -> Value:
-            x, y = (np.asarray(part(cohort), NUMPY[name]).astype(np.float64) for part in (a, b))
-            return dot_pairs(x, y, np.asarray(c(cohort), np.float32), name, flushes)
+        def dot(a: Value, b: Value, c: Value, _: Value) -> Array:
+            x, y = (np.asarray(part, NUMPY[name]).astype(np.float64) for part in (a, b))
+            return dot_pairs(x, y, np.asarray(c, np.float32), name, flushes)
 
-        return read
+        return _of(dot, t, call)
 
     return translate
 
@@ -160,25 +177,20 @@ def dot_pairs(x: Array, y: Array, sums: Array, kind: str, flushes: bool) -> Arra
     return flushed(result, LEAST_SUM) if flushes else result
 
 
-def _dot_words(flushes: bool) -> Callable[[Translator, CallView], Read]:
+def _dot_words(flushes: bool) -> Function:
     """V_DOT2_F32_BF16 of words, which the function ``ladder_dot2_f32_bf16`` makes vectors of."""
 
-    def translate(t: Translator, call: CallView) -> Read:
-        a, b, c = (t.read(operand) for operand in call.operands)
+    def dot(a: Array, b: Array, c: Array) -> Array:
+        x, y = (halves(word, "bfloat16") for word in (a, b))
+        return dot_pairs(x, y, c.view(np.float32), "bfloat16", flushes)
 
-        def read(cohort: Cohort) -> Value:
-            x, y = (_bfloats(as_word(part(cohort))) for part in (a, b))
-            return dot_pairs(x, y, np.asarray(c(cohort), np.float32), "bfloat16", flushes)
-
-        return read
-
-    return translate
+    return dot
 
 
-def _bfloats(words: Array) -> Array:
+def halves(words: Array, kind: str) -> Array:
     """Return the two values of each word as an axis of float64."""
-    halves = np.ascontiguousarray(words)[..., None].view(np.uint16)
-    values: Array = halves.view(NUMPY["bfloat16"]).astype(np.float64)
+    bits = np.ascontiguousarray(words)[..., None].view(np.uint16)
+    values: Array = bits.view(NUMPY[kind]).astype(np.float64)
     return values
 
 
@@ -193,127 +205,78 @@ def dot_bytes(a: Array, b: Array, c: Array, kinds: tuple[str, str]) -> Array:
     return found
 
 
-def _dot_bytes(kinds: tuple[str, str]) -> Callable[[Translator, CallView], Read]:
-    def translate(t: Translator, call: CallView) -> Read:
-        a, b, c = (t.read(operand) for operand in call.operands)
-
-        def read(cohort: Cohort) -> Value:
-            return dot_bytes(as_word(a(cohort)), as_word(b(cohort)), np.asarray(c(cohort), np.float32), kinds)
-
-        return read
-
-    return translate
+def from_bytes(word: Array, high: Any, dtype: Any) -> Array:
+    """V_CVT_PK_F32_FP8 and _BF8: the two 8-bit floats of a half of a word, on a further axis."""
+    half = word >> U(16) * high
+    pair = np.stack([half & U(0xFF), half >> U(8) & U(0xFF)], axis=-1)
+    found: Array = pair.astype(np.uint8).view(dtype).astype(np.float32)
+    return found
 
 
-def _from_bytes(dtype: str) -> Callable[[Translator, CallView], Read]:
-    """Return a row of V_CVT_PK_F32_FP8 and _BF8: two 8-bit floats of a half of a word."""
-
-    def translate(t: Translator, call: CallView) -> Read:
-        value, high = t.read(call.operands[0]), t.number(call.operands[1])
-
-        def read(c: Cohort) -> Value:
-            word = as_word(value(c)) >> np.uint32(16 * bool(high))
-            pair = np.stack([word & np.uint32(0xFF), word >> np.uint32(8) & np.uint32(0xFF)], axis=-1)
-            return pair.astype(np.uint8).view(NUMPY[dtype]).astype(np.float32)
-
-        return read
-
-    return translate
-
-
-def _to_bytes(dtype: str) -> Callable[[Translator, CallView], Read]:
-    """Return a row of V_CVT_PK_FP8_F32 and _BF8: two float32 to half a word; too large ones become NaN."""
-
-    def translate(t: Translator, call: CallView) -> Read:
-        low, high, old = (t.read(operand) for operand in call.operands[:3])
-        upper = bool(t.number(call.operands[3]))
-
-        def read(c: Cohort) -> Value:
-            codes = [
-                np.asarray(part(c), np.float32).astype(NUMPY[dtype]).view(np.uint8).astype(np.uint32)
-                for part in (low, high)
-            ]
-            pair = codes[0] | codes[1] << np.uint32(8)
-            kept = as_word(old(c)) & np.uint32(0x0000FFFF if upper else 0xFFFF0000)
-            return (kept | pair << np.uint32(16 * upper)).view(np.int32)
-
-        return read
-
-    return translate
+def to_bytes(low: Array, high: Array, old: Array, upper: Any, dtype: Any) -> Array:
+    """V_CVT_PK_FP8_F32 and _BF8: two float32 to half a word; too large ones become NaN."""
+    first, second = (x.view(np.float32).astype(dtype).view(np.uint8).astype(np.uint32) for x in (low, high))
+    shift = U(16) * upper
+    found: Array = (first | second << U(8)) << shift | old & ~(U(0xFFFF) << shift)
+    return found
 
 
 def _median(a: Array, b: Array, c: Array) -> Array:
     return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
 
 
-def _of_floats(function: Function, dtype: str) -> Callable[[Translator, CallView], Read]:
-    def translate(t: Translator, call: CallView) -> Read:
-        reads = [t.read(operand) for operand in call.operands]
-        return lambda c: function(*(np.asarray(part(c), NUMPY[dtype]) for part in reads))
-
-    return translate
-
-
-def _fma(t: Translator, call: CallView) -> Read:
-    """Return ``a * b + c`` rounded once, in the type of the result, element by element."""
-    reads, kind = [t.read(operand) for operand in call.operands], NUMPY[call.dtype]
-
-    def read(cohort: Cohort) -> Value:
-        a, b, c = (np.asarray(part(cohort), kind).astype(np.float64) for part in reads)
-        return odd(*two_sum(a * b, c)).astype(kind)
-
-    return read
+def fma(a: Array, b: Array, c: Array) -> Array:
+    """Return ``a * b + c``, rounded once to the type of the operands."""
+    x, y, z = (np.asarray(value).astype(np.float64) for value in (a, b, c))
+    rounded: Array = odd(*two_sum(x * y, z)).astype(np.result_type(a, b, c))
+    return rounded
 
 
 def _element_wise(function: Function) -> Callable[[Translator, CallView], Read]:
-    """Return a call that applies a function to floats of the result's type."""
+    """Return a row for a function of floats of the result's type."""
 
     def translate(t: Translator, call: CallView) -> Read:
-        reads, kind = [t.read(operand) for operand in call.operands], NUMPY[call.dtype]
-        return lambda c: function(*(np.asarray(read(c), kind) for read in reads))
+        kind = NUMPY[call.dtype]
+        return _of(lambda *given: function(*(np.asarray(value, kind) for value in given)), t, call)
 
     return translate
 
 
-def _of_normals(function: Function) -> Callable[[Translator, CallView], Read]:
-    """V_EXP, V_RCP and V_RSQ of float32 in LLVM's bare intrinsics: subnormal operands and results are 0."""
+def flush(x: Array) -> Array:
+    """Return float32 with subnormal numbers as zeros of their sign."""
+    kept: Array = np.where(np.abs(x) < LEAST_SUM, np.copysign(np.float32(0), x), x)
+    return kept
 
-    def flush(x: Array) -> Array:
-        kept: Array = np.where(np.abs(x) < LEAST_SUM, np.copysign(np.float32(0), x), x)
-        return kept
 
-    def translate(t: Translator, call: CallView) -> Read:
-        value = t.read(call.operands[0])
+def special(function: Function) -> Function:
+    """V_EXP, V_RCP and V_RSQ of float32: subnormal operands and results are 0."""
 
-        def read(c: Cohort) -> Value:
-            with np.errstate(all="ignore"):
-                found = function(flush(np.asarray(value(c), np.float32)).astype(np.float64))
-                return flush(found.astype(np.float32))
+    def applied(x: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return flush(function(flush(x).astype(np.float64)).astype(np.float32))
 
-        return read
-
-    return translate
+    return applied
 
 
 READS: dict[str, Callable[[Translator, CallView], Any]] = {
     "llvm.amdgcn.perm": _words(perm),
-    "llvm.amdgcn.ubfe": _words(_field(signed=False)),
-    "llvm.amdgcn.sbfe": _words(_field(signed=True)),
-    "llvm.amdgcn.alignbyte": _words(_shifted(8)),
-    "llvm.amdgcn.alignbit": _words(_shifted(1)),
-    "llvm.fshr": _words(_shifted(1)),
-    "llvm.amdgcn.sdot4": _words(_dot(8, (True, True))),
-    "llvm.amdgcn.sudot4": _words(_dot(8, (True, True))),
-    "llvm.amdgcn.udot4": _words(_dot(8, (False, False))),
-    "llvm.amdgcn.sdot8": _words(_dot(4, (True, True))),
-    "llvm.amdgcn.udot8": _words(_dot(4, (False, False))),
-    "llvm.amdgcn.fmed3": _of_floats(_median, "float32"),
-    "llvm.amdgcn.exp2": _of_normals(np.exp2),
-    "llvm.amdgcn.rcp": _of_normals(lambda x: 1.0 / x),
-    "llvm.amdgcn.rsq": _of_normals(lambda x: 1.0 / np.sqrt(x)),
+    "llvm.amdgcn.ubfe": _words(field),
+    "llvm.amdgcn.sbfe": _words(signed_field),
+    "llvm.amdgcn.alignbyte": _words(align(8)),
+    "llvm.amdgcn.alignbit": _words(align(1)),
+    "llvm.fshr": _words(align(1)),
+    "llvm.amdgcn.sdot4": _words(_dot(8, True)),
+    "llvm.amdgcn.sudot4": _words(_dot(8, True)),
+    "llvm.amdgcn.udot4": _words(_dot(8, False)),
+    "llvm.amdgcn.sdot8": _words(_dot(4, True)),
+    "llvm.amdgcn.udot8": _words(_dot(4, False)),
+    "llvm.amdgcn.fmed3": _element_wise(_median),
+    "llvm.amdgcn.exp2": _element_wise(special(np.exp2)),
+    "llvm.amdgcn.rcp": _element_wise(special(lambda x: 1.0 / x)),
+    "llvm.amdgcn.rsq": _element_wise(special(lambda x: 1.0 / np.sqrt(x))),
     "llvm.arithmetic.fence": lambda t, call: t.read(call.operands[0]),
-    "llvm.fma": _fma,
-    "tirx.fma": _fma,
+    "llvm.fma": _element_wise(fma),
+    "tirx.fma": _element_wise(fma),
     "llvm.rint": _element_wise(np.rint),
     "llvm.maximum": _element_wise(np.maximum),
     "llvm.minimum": _element_wise(np.minimum),
@@ -323,14 +286,11 @@ READS: dict[str, Callable[[Translator, CallView], Any]] = {
 
 def rows_of(floats: Mapping[str, str], flushes: bool) -> dict[str, Callable[[Translator, CallView], Any]]:
     """Return the rows in which architectures differ: meaning of 8-bit floats, fate of subnormals."""
-    dots = dict.fromkeys(("llvm.amdgcn.fdot2", "llvm.amdgcn.fdot2.f32.bf16"), _dot_halves(flushes))
-    dots["ladder_dot2_f32_bf16"] = _dot_words(flushes)
-    rows = {
-        **dots,
-        **{f"llvm.amdgcn.cvt.pk.f32.{name}": _from_bytes(dtype) for name, dtype in floats.items()},
-    }
-    rows |= {
-        f"llvm.amdgcn.dot4.f32.{a}.{b}": _dot_bytes((floats[a], floats[b]))
-        for a, b in product(floats, floats)
-    }
-    return {**rows, **{f"llvm.amdgcn.cvt.pk.{name}.f32": _to_bytes(dtype) for name, dtype in floats.items()}}
+    rows = dict.fromkeys(("llvm.amdgcn.fdot2", "llvm.amdgcn.fdot2.f32.bf16"), _dot_halves(flushes))
+    rows["ladder_dot2_f32_bf16"] = _words(_dot_words(flushes))
+    for name, held in floats.items():
+        rows[f"llvm.amdgcn.cvt.pk.f32.{name}"] = _words(partial(from_bytes, dtype=NUMPY[held]))
+        rows[f"llvm.amdgcn.cvt.pk.{name}.f32"] = _words(partial(to_bytes, dtype=NUMPY[held]))
+    for a, b in product(floats, floats):
+        rows[f"llvm.amdgcn.dot4.f32.{a}.{b}"] = _words(partial(dot_bytes, kinds=(floats[a], floats[b])))
+    return rows

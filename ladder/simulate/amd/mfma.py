@@ -15,8 +15,9 @@ devices); CDNA3 keeps them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -203,23 +204,39 @@ def rows(core: Core) -> dict[str, Callable[[Translator, CallView], Read]]:
 def _translator_of(core: Core) -> Callable[[Translator, CallView], Read]:
     def translate(t: Translator, call: CallView) -> Read:
         what = parse(call.name, core)
-        a, b, sums = (t.read(value) for value in call.operands[:3])
         if any(t.number(value) for value in call.operands[3:]):
             raise UnknownCallError(f"{call.name} with broadcast or permuted operands")
-        types = [str(value.ty) for value in call.operands[:2]]
-        count, kind = what.m * what.m // LANES, NUMPY["int32" if what.integer else "float32"]
         size = what.m * what.k // LANES * NUMPY[what.a].itemsize
-
-        def read(c: Cohort) -> Array:
-            c.require_whole("MFMA", call.statement)
-            c.machine.counts["mfma"] += c.count
-            words = [as_bytes(c, value(c), size, dtype) for value, dtype in zip((a, b), types, strict=True)]
-            held = np.broadcast_to(np.asarray(sums(c), kind), (c.count, LANES, count))
-            return multiply(what, core, words[0], words[1], held)
-
-        return read
+        shape = (LANES, what.m * what.m // LANES)
+        return row_of("MFMA", t, call, call.operands[:3], size, shape, partial(multiply, what, core))
 
     return translate
+
+
+def row_of(
+    name: str,
+    t: Translator,
+    call: CallView,
+    given: Sequence[Any],
+    size: int,
+    shape: tuple[int, int],
+    multiply: Callable[[Array, Array, Array], Array],
+) -> Read:
+    """Return what reads the operands of a product of a whole wave, and multiplies them.
+
+    given: Both operands, and the sums that the products are added to.
+    size, shape: Bytes of a lane's operand; lanes and registers of the sums.
+    """
+    a, b, sums = (t.read(value) for value in given)
+    types, kind = [str(value.ty) for value in given[:2]], NUMPY[call.dtype]
+
+    def read(c: Cohort) -> Array:
+        c.require_whole(name, call.statement)
+        c.machine.counts["mfma"] += c.count
+        left, right = (as_bytes(c, value(c), size, dtype) for value, dtype in zip((a, b), types, strict=True))
+        return multiply(left, right, np.broadcast_to(np.asarray(sums(c), kind), (c.count, *shape)))
+
+    return read
 
 
 def as_bytes(c: Cohort, value: Any, size: int, dtype: str) -> Array:

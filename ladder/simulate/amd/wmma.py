@@ -16,14 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 
 from ladder.simulate.amd import mfma
-from ladder.simulate.amd.mfma import OCP, WIDE, Core, Product, as_bytes, operand
-from ladder.simulate.cohort import Cohort
+from ladder.simulate.amd.mfma import OCP, WIDE, Core, Product, operand, row_of
 from ladder.simulate.program import Read
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import NUMPY, Array
@@ -112,19 +112,8 @@ def _translator_of(core: HalfCore) -> Callable[[Translator, CallView], Read]:
             if [t.number(given[at]) for at in (0, 2, 5)] != [1, 1, 0]:
                 raise UnknownCallError(f"{call.name} of unsigned operands, or that saturates")
             given = (given[1], given[3], given[4])
-        a, b, sums = (t.read(value) for value in given)
-        types = [str(value.ty) for value in given[:2]]
-        kind = NUMPY["int32" if what.integer else "float32"]
         size = (EXTENT // 2 if core.split else EXTENT) * NUMPY[what.a].itemsize
-
-        def read(c: Cohort) -> Array:
-            c.require_whole("WMMA", call.statement)
-            c.machine.counts["mfma"] += c.count
-            words = [as_bytes(c, value(c), size, dtype) for value, dtype in zip((a, b), types, strict=True)]
-            held = np.broadcast_to(np.asarray(sums(c), kind), (c.count, LANES, REGISTERS))
-            return multiply(what, core, words[0], words[1], held)
-
-        return read
+        return row_of("WMMA", t, call, given[:3], size, (LANES, REGISTERS), partial(multiply, what, core))
 
     return translate
 

@@ -11,34 +11,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ladder.simulate.values import Array, odd, two_sum
+from ladder.simulate.amd.arithmetic import flush, fma
+from ladder.simulate.values import Array
 
 Function = Callable[..., Array]
-
-LEAST = np.float32(2.0**-126)
-
-
-def fma(a: Array, b: Array, c: Array) -> Array:
-    """Return ``a * b + c``, rounded once to the type of the operands."""
-    x, y, z = (np.asarray(value).astype(np.float64) for value in (a, b, c))
-    rounded: Array = odd(*two_sum(x * y, z)).astype(np.result_type(a, b, c))
-    return rounded
-
-
-def flush(x: Array) -> Array:
-    """Return float32 with subnormal numbers as zeros of their sign."""
-    kept: Array = np.where(np.abs(x) < LEAST, np.copysign(np.float32(0), x), x)
-    return kept
 
 
 def flushed_sum(a: Array, b: Array, c: Array) -> Array:
     """V_MAD_F32 and V_MAC_F32: a product and a sum, each rounded, of no subnormal numbers."""
     return flush(flush(flush(a) * flush(b)) + flush(c))
-
-
-def special(function: Function) -> Function:
-    """Return a function of float32 as the special function unit computes it."""
-    return lambda x: flush(function(flush(x).astype(np.float64)).astype(np.float32))
 
 
 def exponent(x: Array) -> Array:

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ladder.simulate.amd import conversions, mfma, scaled
-from ladder.simulate.amd.arithmetic import LEAST_SUM, SMALLEST, flushed
+from ladder.simulate.amd import arithmetic, conversions, mfma, scaled
+from ladder.simulate.amd.arithmetic import fma
 from ladder.simulate.gcn import floats as f
 from ladder.simulate.gcn.listing import GcnError, Instruction, Operand
 from ladder.simulate.gcn.memory import require_whole
 from ladder.simulate.gcn.wave import LANES, Wave, long_words, result, source, store_words, words
 from ladder.simulate.translate import UnknownCallError
-from ladder.simulate.values import NUMPY, Array, odd, two_sum
+from ladder.simulate.values import NUMPY, Array
 
 Step = Callable[[Wave], Any]
 U = np.uint32
@@ -25,7 +25,7 @@ U = np.uint32
 HALVES: dict[str, tuple[str, Callable[..., Array]]] = {
     "pk_add_f16": ("f16", np.add),
     "pk_mul_f16": ("f16", np.multiply),
-    "pk_fma_f16": ("f16", f.fma),
+    "pk_fma_f16": ("f16", fma),
     "pk_max_f16": ("f16", f.larger),
     "pk_min_f16": ("f16", f.smaller),
     "pk_add_u16": ("u16", np.add),
@@ -46,7 +46,7 @@ HALVES: dict[str, tuple[str, Callable[..., Array]]] = {
 PAIRS: dict[str, Callable[..., Array]] = {
     "pk_add_f32": np.add,
     "pk_mul_f32": np.multiply,
-    "pk_fma_f32": f.fma,
+    "pk_fma_f32": fma,
 }
 
 
@@ -152,7 +152,7 @@ def mixed(i: Instruction, name: str) -> Step:
     write, keep = store_words(to), {"fma_mixlo_f16": 0xFFFF0000, "fma_mixhi_f16": 0xFFFF}.get(name)
 
     def step(w: Wave) -> None:
-        found = f.fma(*(read(w) for read in reads))
+        found = fma(*(read(w) for read in reads))
         if keep is None:
             write(w, found.view(U))
             return
@@ -212,10 +212,8 @@ def convert_bytes(i: Instruction, name: str) -> Step:
     upper, write, kind = i.bits("op_sel", (0, 0, 0))[2], store_words(to), name.split("_")[2]
 
     def step(w: Wave) -> None:
-        dtype = NUMPY[w.group.core.bytes_as[kind]]
-        low, high = (np.asarray(read(w)).astype(dtype).view(np.uint8).astype(U) for read in reads)
-        shift = U(16 * upper)
-        write(w, (low | high << U(8)) << shift | w.v[to.index] & ~(U(0xFFFF) << shift))
+        dtype, (low, high) = NUMPY[w.group.core.bytes_as[kind]], (np.asarray(read(w)) for read in reads)
+        write(w, arithmetic.to_bytes(low, high, w.v[to.index], U(upper), dtype))
 
     return step
 
@@ -228,10 +226,9 @@ def convert_from_bytes(i: Instruction, name: str) -> Step:
     writes = [store_words(Operand("v", i.operands[0].index + at)) for at in (0, 1)]
 
     def step(w: Wave) -> None:
-        dtype, held = NUMPY[w.group.core.bytes_as[kind]], np.asarray(read(w)) >> U(16 if upper else 0)
+        found = arithmetic.from_bytes(np.asarray(read(w)), U(upper), NUMPY[w.group.core.bytes_as[kind]])
         for at, write in enumerate(writes):
-            code = (held >> U(8 * at) & U(0xFF)).astype(np.uint8)
-            write(w, code.view(dtype).astype(np.float32).view(U))
+            write(w, found[..., at].view(U))
 
     return step
 
@@ -265,17 +262,11 @@ def dot(i: Instruction, name: str) -> Step:
     _no_modifiers(i)
     kind, given = DOTS[name], i.operands[1:] if "dot2_" in name else (*i.operands[1:], i.operands[0])
     a, b, c = (words(operand, "f32") for operand in given)
-    dtype, write = NUMPY[kind], result(i, "f32")
+    write = result(i, "f32")
 
     def step(w: Wave) -> None:
-        flushes = w.group.core.flushes
-        products = []
-        for upper in (0, 1):
-            x, y = (_half(read(w), upper, dtype).astype(np.float64) for read in (a, b))
-            products.append(flushed(x, SMALLEST[kind]) * flushed(y, SMALLEST[kind]) if flushes else x * y)
-        total = odd(*two_sum(*products))
-        found = odd(*two_sum(total, c(w).view(np.float32).astype(np.float64))).astype(np.float32)
-        write(w, flushed(found, LEAST_SUM) if flushes else found)
+        x, y = (arithmetic.halves(read(w), kind) for read in (a, b))
+        write(w, arithmetic.dot_pairs(x, y, c(w).view(np.float32), kind, w.group.core.flushes))
 
     return step
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ladder.simulate.amd import wmma
-from ladder.simulate.amd.arithmetic import dot_bytes
+from ladder.simulate.amd.arithmetic import dot_bytes, dot_integers
 from ladder.simulate.amd.lanes import other_sixteen
 from ladder.simulate.gcn.listing import (
     NAMED,
@@ -26,7 +26,6 @@ from ladder.simulate.gcn.listing import (
 )
 from ladder.simulate.gcn.memory import require_whole
 from ladder.simulate.gcn.packed import registers_of
-from ladder.simulate.gcn.vector import dot_integers
 from ladder.simulate.gcn.wave import LANES, Wave, result, words
 
 Step = Callable[[Wave], Any]

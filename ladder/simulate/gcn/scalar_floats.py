@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ladder.simulate.gcn.floats import fma, larger, smaller, special, to_integer
+from ladder.simulate.amd.arithmetic import fma, special
+from ladder.simulate.gcn.floats import larger, smaller, to_integer
 from ladder.simulate.gcn.listing import GcnError, Instruction, Operand
 from ladder.simulate.gcn.wave import Wave, literal_bits
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.simulate.amd.arithmetic import perm
+from ladder.simulate.amd.arithmetic import align, dot_integers, field, fma, perm, signed_field, special
 from ladder.simulate.amd.lanes import NOWHERE, dpp_sources
 from ladder.simulate.gcn import floats as f
 from ladder.simulate.gcn.listing import VCC, GcnError, Instruction, Operand
@@ -61,46 +61,9 @@ def _high(a: Array, b: Array, dtype: Any) -> Array:
     return found
 
 
-def _field(word: Array, offset: Array, width: Array) -> Array:
-    offset, width = offset & U(31), width & U(31)
-    found: Array = word >> offset & ((U(1) << width) - U(1))
-    return found
-
-
-def _signed_field(word: Array, offset: Array, width: Array) -> Array:
-    found, width = _field(word, offset, width), width & U(31)
-    top: Array = np.where(width > 0, U(1) << np.maximum(width, U(1)) - U(1), U(0))
-    return (found ^ top) - top
-
-
 def _median(a: Array, b: Array, c: Array) -> Array:
     found: Array = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
     return found
-
-
-def _align(unit: int) -> Callable[..., Array]:
-    def align(high: Array, low: Array, amount: Array) -> Array:
-        steps = (amount & U(31 if unit == 1 else 3)).astype(W) * W(unit)
-        both = low.astype(W) | high.astype(W) << W(32)
-        found: Array = (both >> steps).astype(np.uint32)
-        return found
-
-    return align
-
-
-def _parts(word: Array, bits: int, is_signed: bool) -> Array:
-    shifts = np.arange(0, 32, bits, dtype=np.uint32)
-    found = (word[..., None] >> shifts & U((1 << bits) - 1)).astype(np.int64)
-    return np.where(found >> bits - 1 & 1, found - (1 << bits), found) if is_signed else found
-
-
-def dot_integers(bits: int, is_signed: bool) -> Callable[..., Array]:
-    def dot(a: Array, b: Array, c: Array) -> Array:
-        total = (_parts(a, bits, is_signed) * _parts(b, bits, is_signed)).sum(axis=-1)
-        found: Array = (total + c.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
-        return found
-
-    return dot
 
 
 def _mul_add(signed: bool) -> Callable[..., Array]:
@@ -143,12 +106,12 @@ TABLE: dict[str, Row] = {
     # floats
     **_rows("f32 f16", 1, rndne=np.rint, floor=np.floor, ceil=np.ceil, trunc=np.trunc),
     **_rows("f32 f16", 2, add=np.add, sub=np.subtract, mul=np.multiply, max=f.larger, min=f.smaller),
-    **_rows("f32 f16", 3, fma=f.fma, div_fixup=f.div_fixup),
-    **_rows("f32", 1, exp=f.special(np.exp2), log=f.special(np.log2), sqrt=f.special(np.sqrt)),
-    **_rows("f32", 1, rcp=f.special(lambda x: 1.0 / x), rcp_iflag=f.special(lambda x: 1.0 / x)),
-    **_rows("f32", 1, rsq=f.special(lambda x: 1.0 / np.sqrt(x))),
+    **_rows("f32 f16", 3, fma=fma, div_fixup=f.div_fixup),
+    **_rows("f32", 1, exp=special(np.exp2), log=special(np.log2), sqrt=special(np.sqrt)),
+    **_rows("f32", 1, rcp=special(lambda x: 1.0 / x), rcp_iflag=special(lambda x: 1.0 / x)),
+    **_rows("f32", 1, rsq=special(lambda x: 1.0 / np.sqrt(x))),
     **_rows("f32", 2, mul_legacy=f.product_or_zero, maximum=np.maximum, minimum=np.minimum),
-    **_rows("f32", 3, med3=f.median, fmaak=f.fma, fmamk=f.fma, mad=f.flushed_sum),
+    **_rows("f32", 3, med3=f.median, fmaak=fma, fmamk=fma, mad=f.flushed_sum),
     **_rows("f32", 3, maximum3=lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     **_rows("f32", 3, minimum3=lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     **_rows("f32", 3, max3=lambda a, b, c: f.larger(f.larger(a, b), c)),
@@ -179,13 +142,13 @@ TABLE: dict[str, Row] = {
     **_rows("u32 i32", 3, min3=lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     **_rows("i32", 3, med3=_median),
     **_rows("u16", 3, mad=lambda a, b, c: a * b + c, mad_legacy=lambda a, b, c: a * b + c),
-    **_rows("u32", 3, add3=lambda a, b, c: a + b + c, xad=lambda a, b, c: (a ^ b) + c, bfe=_field),
+    **_rows("u32", 3, add3=lambda a, b, c: a + b + c, xad=lambda a, b, c: (a ^ b) + c, bfe=field),
     **_rows("u32", 3, lshl_add=lambda a, n, c: (a << (n & U(31))) + c),
     **_rows("u32", 3, add_lshl=lambda a, b, n: a + b << (n & U(31))),
     **_rows("b32", 3, lshl_or=lambda a, n, c: a << (n & U(31)) | c, and_or=lambda a, b, c: a & b | c),
     **_rows("b32", 3, or3=lambda a, b, c: a | b | c, xor3=lambda a, b, c: a ^ b ^ c),
-    **_rows("b32", 3, bfi=lambda m, a, b: m & a | ~m & b, perm=perm, alignbit=_align(1), alignbyte=_align(8)),
-    "bfe_i32": ("u32", "u32 u32 u32", _signed_field),
+    **_rows("b32", 3, bfi=lambda m, a, b: m & a | ~m & b, perm=perm, alignbit=align(1), alignbyte=align(8)),
+    "bfe_i32": ("u32", "u32 u32 u32", signed_field),
     "mul_hi_u32": ("u32", "u32 u32", lambda a, b: _high(a, b, np.uint64)),
     "mul_hi_i32": ("u32", "i32 i32", lambda a, b: _high(a, b, np.int64)),
     "mul_u32_u24": ("u32", "u32 u32", lambda a, b: (a & LOW24) * (b & LOW24)),
@@ -203,9 +166,9 @@ TABLE: dict[str, Row] = {
 """Mnemonic behind ``v_`` -> its row."""
 
 ACCUMULATING: dict[str, Row] = {
-    "fmac_f32": ("f32", "f32 f32 f32", f.fma),
+    "fmac_f32": ("f32", "f32 f32 f32", fma),
     "mac_f32": ("f32", "f32 f32 f32", f.flushed_sum),
-    "fmac_f16": ("f16", "f16 f16 f16", f.fma),
+    "fmac_f16": ("f16", "f16 f16 f16", fma),
     "dot4c_i32_i8": ("u32", "u32 u32 u32", dot_integers(8, True)),
     "dot8c_i32_i4": ("u32", "u32 u32 u32", dot_integers(4, True)),
 }
