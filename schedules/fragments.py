@@ -121,15 +121,11 @@ class FragmentLayout:
             codes[first * TILE : first * TILE + rows.shape[0]] = rows & 0xFFFF if self.bits > 8 else rows
         return codes
 
-    def _register_shape(self, n_tiles: int) -> tuple[int, ...]:
-        """Factor ``[rows, k / elements]`` as tile, w, h, g | k tile, j, kh, c."""
-        return n_tiles, 4, 2, 8, -1, self.registers // 4, 2, 4
-
     def _pack_block(self, block: torch.Tensor, n_tiles: int) -> torch.Tensor:
         """Pack whole tiles: the lanes of one register already lie side by side in memory."""
         import torch
 
-        registers = block.view(torch.int32).reshape(self._register_shape(n_tiles))
+        registers = block.view(torch.int32).reshape(n_tiles, 4, 2, 8, -1, self.registers // 4, 2, 4)
         # -> tile, k tile, (j, kh, h) = R, (w, g, c) = thread
         order = registers.permute(0, 4, 5, 6, 2, 1, 3, 7).reshape(n_tiles, -1, self.registers, THREADS)
         words = [torch.zeros_like(order[:, :, 0]) for _ in range(self.bits)]

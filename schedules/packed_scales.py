@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from schedules.layouts import (
     EXPONENT_FORMS,
     EXPONENTS,
@@ -106,7 +108,6 @@ def _lowered(
 
 def _expand(array: Any, weight: QuantizedTensor, group: int) -> torch.Tensor:
     """Repeat ``[ceil(N/bn), ceil(K/bk)]`` to float64 ``[k_groups, N]``, zero beyond K."""
-    import numpy as np
     import torch
 
     (n, k), (block_n, block_k) = weight.shape, weight.block

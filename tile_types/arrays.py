@@ -135,7 +135,7 @@ class NumpyArrays:
 
 
 class TorchArrays:
-    """The operations on torch tensors of any device."""
+    """The operations of `NumpyArrays` on torch tensors of any device."""
 
     def __init__(self) -> None:
         import torch
@@ -148,7 +148,6 @@ class TorchArrays:
         return bool(x.is_floating_point())
 
     def dtype_name(self, x: Array) -> str:
-        """Return the element type's name."""
         return str(x.dtype).removeprefix("torch.")
 
     def array(self, values: Any, dtype: str, like: Array) -> Array:
@@ -158,18 +157,15 @@ class TorchArrays:
         return self.cast(values.to(like.device), dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
-        """Allocate."""
         return self.torch.empty(shape, dtype=torch_dtype(dtype), device=like.device)
 
     def cast(self, x: Array, dtype: str) -> Array:
-        """Convert the values; integers wrap."""
         target = torch_dtype(dtype)
         if dtype in ("uint16", "uint32") and x.dtype != target:
             return x.to(self._signed[target.itemsize]).view(target)
         return x.to(target)
 
     def view(self, x: Array, dtype: str) -> Array:
-        """Reinterpret the bits; the last axis scales with the width."""
         target = torch_dtype(dtype)
         if x.numel() == 0:  # strides of empty tensors are arbitrary and fail torch's check
             last = x.shape[-1] * x.dtype.itemsize // target.itemsize
@@ -181,17 +177,14 @@ class TorchArrays:
         return self.torch.cat(arrays)
 
     def pad_last(self, x: Array, count: int) -> Array:
-        """Append ``count`` zeros to the last axis."""
         return self.torch.nn.functional.pad(x, (0, count)) if count else x
 
     def pad_edge(self, x: Array, count: int) -> Array:
-        """Repeat the last element of the last axis ``count`` times."""
         if not count:
             return x
         return self.torch.cat([x, x[..., -1:].expand(*x.shape[:-1], count)], dim=-1)
 
     def searchsorted(self, sorted_values: Array, x: Array) -> Array:
-        """Count the entries of ``sorted_values`` that are <= x."""
         return self.torch.bucketize(x.contiguous(), sorted_values, right=True, out_int32=True)
 
     def take(self, table: Array, index: Array) -> Array:
@@ -200,43 +193,33 @@ class TorchArrays:
         return table[index if wide else index.to(self.torch.int32)]
 
     def where(self, condition: Array, then: Array, otherwise: Array) -> Array:
-        """Choose by condition."""
         return self.torch.where(condition, then, otherwise)
 
     def rint(self, x: Array) -> Array:
-        """Round to the nearest integer, ties to even."""
         return self.torch.round(x)
 
     def clip(self, x: Array, low: float, high: float) -> Array:
-        """Limit to [low, high]."""
         return x.clamp(low, high)
 
     def exponent(self, x: Array) -> Array:
-        """Return floor(log2 x) of positive x as int64."""
         return self.torch.frexp(x)[1].to(self.torch.int64) - 1
 
     def pow2(self, exponent: Array) -> Array:
-        """Return the exact float64 2**exponent, -1022 <= exponent <= 1023."""
         return ((exponent.to(self.torch.int64) + 1023) << 52).view(self.torch.float64)
 
     def amin(self, x: Array, axis: int) -> Array:
-        """Return the minimum along an axis."""
         return x.amin(dim=axis)
 
     def amax(self, x: Array, axis: int) -> Array:
-        """Return the maximum along an axis."""
         return x.amax(dim=axis)
 
     def sum(self, x: Array, axis: int) -> Array:
-        """Return the sum along an axis."""
         return x.sum(dim=axis)
 
     def sign(self, x: Array) -> Array:
-        """Return -1, 0 or 1."""
         return self.torch.sign(x)
 
     def first_nonfinite(self, x: Array) -> tuple[int, ...] | None:
-        """Return the position of the first NaN or infinity."""
         finite = self.torch.isfinite(x)
         if bool(finite.all()):
             return None

@@ -6,9 +6,6 @@ bitsandbytes ``functional.get_4bit_type("fp4")``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from tile_types.ttype import TType
 
 
@@ -60,12 +57,8 @@ def codebook_type(name: str) -> TType:
     return TType(
         name,
         bits,
-        _lookup(padded),
+        lambda code, ops: ops.lookup(padded, code),
         finite_codes=None if len(padded) == len(values) else tuple(range(len(values))),
         exact=name != "bnb_fp4",
         doc=doc,
     )
-
-
-def _lookup(table: tuple[float, ...]) -> Callable[[Any, Any], Any]:
-    return lambda code, ops: ops.lookup(table, code)

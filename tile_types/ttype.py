@@ -415,7 +415,7 @@ def require_finite(values: Array, action: str) -> None:
     xp = arrays_of(values)
     if not xp.is_float(values):
         return
-    if _is_one_byte(xp, values):
+    if bool(values.dtype.itemsize == 1):
         values = xp.cast(values, "float32")
     position = xp.first_nonfinite(values)
     if position is not None:
@@ -423,8 +423,3 @@ def require_finite(values: Array, action: str) -> None:
             f"cannot {action}: value {float(values[position])} at position {list(position)};"
             " replace NaN and infinity first"
         )
-
-
-def _is_one_byte(xp: Any, values: Array) -> bool:
-    """Tell whether the dtype is a one-byte float, which libraries cannot test for NaN directly."""
-    return bool(values.dtype.itemsize == 1)

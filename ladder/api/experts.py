@@ -19,7 +19,7 @@ from schedules.schedule import Plan
 from targets import TileDevice, get_device
 from tile_types import QuantizedTensor, TType
 from tile_types.arrays import is_torch
-from tile_types.errors import ShapeError, whole_number
+from tile_types.errors import positive_number
 from tile_types.quantized import check_quantized
 
 
@@ -67,7 +67,8 @@ class GroupedMatmul:
         plan: Plan | None = None,
         **options: Any,
     ) -> None:
-        gemm = replace(gemm_for(N, K, weight, activation, **options), experts=_count(E), masked=masked)
+        experts = positive_number(E, "E, the number of experts,")
+        gemm = replace(gemm_for(N, K, weight, activation, **options), experts=experts, masked=masked)
         self.request = Request(gemm, "" if target is None else get_device(target).name, plan)
         self._facts = Facts.of(self.request)
 
@@ -175,10 +176,3 @@ class GroupedMatmul:
         """Return every stage of the compilation for a target; see `ladder.api.lowered.Lowered`."""
         name = get_device(target).name if target is not None else self.request.device
         return Lowered(Request(self.gemm, name or get_device("cpu").name, self.request.plan))
-
-
-def _count(experts: object) -> int:
-    count = whole_number(experts, "E, the number of experts,")
-    if count < 1:
-        raise ShapeError(f"E, the number of experts, must be at least 1, got {count}")
-    return count

@@ -17,7 +17,7 @@ from ladder.api.linear import Linear
 from ladder.api.open_export import OpenAxes, decide, limits_of, open_paths, require_open
 from ladder.capture import capture
 from ladder.frontend.importer import identifier
-from ladder.frontend.onnx_stages import Imported
+from ladder.frontend.onnx_stages import Imported, Weight
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir.gemm import Gemm
 from ladder.runtime.model.build import Built, bind_program
@@ -113,8 +113,6 @@ class Frozen:
             place.
         Raises LadderError if a weight's canonical storage was not kept.
         """
-        from ladder.frontend.onnx_stages import Imported, Weight
-
         plain = import_fx(self.graph, self.examples, precise=self.built.program.precise)
         if plain.updates:
             raise ShapeError("this model changes tensors in place; ONNX models keep no state, export() does")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ladder.api.tensor_program import decoded
+from ladder.lower.blocks import BlockSchedule
 from ladder.runtime.build import BUILD_THREADS, Kernel, find_or_build
 from ladder.runtime.cache import source_digest
 from ladder.runtime.fused import Fused, Lowering
@@ -28,7 +29,6 @@ from tile_types.quantized import QuantizedTensor
 if TYPE_CHECKING:
     import torch
 
-    from ladder.lower.blocks import BlockSchedule
     from targets import TileDevice
 
 Progress = Callable[[str, float | None], None]
@@ -231,6 +231,4 @@ class TrialCache:
 
 
 def _schedule(plan: Mapping[str, Any]) -> BlockSchedule:
-    from ladder.lower.blocks import BlockSchedule
-
     return BlockSchedule(**plan)

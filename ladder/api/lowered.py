@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from ladder.api.evidence import Evidence, gather, report_of
+from ladder.ir import gemm_graph
 from ladder.ir.gemm import Gemm
 from ladder.runtime.build import Kernel
 from ladder.runtime.compile import Request, obtain, plan_for, serving, tuning_database
@@ -100,8 +101,6 @@ class Lowered:
         target = self.request.target
         require_stage(stage, target, STAGES[target.kind])
         if stage == "ir":
-            from ladder.ir import gemm_graph
-
             return str(gemm_graph(self.request.gemm))
         if stage == "schedule":
             return str(self.plan)

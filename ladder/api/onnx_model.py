@@ -27,6 +27,7 @@ from ladder.runtime.onnx_ops.evaluate import bound_node
 from ladder.runtime.onnx_ops.specialized import Specialized, form_of
 from ladder.runtime.onnx_ops.values import given_value
 from ladder.runtime.packed import pack
+from targets import get_device
 from tile_types.errors import DeviceError, LadderError
 
 CPU = torch.device("cpu")
@@ -248,7 +249,6 @@ def of_shapes(
 
 def node_stage(stage: NodeStage, staged: Staged, where: torch.device) -> TorchStage:
     """Return a node that torch runs; graphs of its own are models."""
-
     precise = any(isinstance(other, Imported) and other.program.precise for other in staged.stages)
 
     def special(graph: Any) -> Specialized:
@@ -310,8 +310,6 @@ def is_stated(info: Any) -> bool:
 
 def build_imported(imported: Imported, where: torch.device) -> WholeModel:
     """Build an imported model for a device: pack its weights, plan, compile."""
-    from targets import get_device
-
     device = get_device(target_of(where))
     stored: list[torch.Tensor] = []
     positions: list[tuple[int, ...]] = []

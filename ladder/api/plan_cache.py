@@ -22,7 +22,7 @@ from ladder.runtime.model.found import shipped_graphs
 from ladder.runtime.model.prepared import Prepared, from_data, prepare, to_data
 from ladder.superopt.generator.stored import FOLDER as DATABASE
 from schedules.tuning import shipped_digest
-from targets import TileDevice
+from targets import TileDevice, get_device
 from tile_types.errors import CacheError, LadderError
 from tile_types.identity import own_values
 from tile_types.library import own_types
@@ -50,8 +50,6 @@ def prepared_for(
     **options: Of `import_fx`.
     Raises ImportRefused, LadderError as those two.
     """
-    from targets import get_device
-
     device = get_device(target_of(place))
     key = _key(module, examples, device, {**options, "search": search > 0})
     found = _read(key) if key else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ladder.ir.gemm import ACTIVATIONS, Gemm, has_power_scales
+from ladder.ir.ops import unary_operators
 from ladder.ir.scaled import FORMATS
 from ladder.ir.windows import Windows
 from ladder.runtime.tokens import EIGHT_BIT
@@ -114,8 +115,6 @@ def _require_operators(epilogue: Sequence[str]) -> None:
         raise DTypeError(f"epilogue must be a sequence of names, got {epilogue!r}; write ({epilogue!r},)")
     if not sequence_of(str, epilogue, "epilogue must be a sequence of names"):
         return
-    from ladder.ir.ops import unary_operators
-
     for name in epilogue:
         if name not in unary_operators():
             raise unknown_name("element-wise operator", name, unary_operators())

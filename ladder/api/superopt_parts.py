@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from ladder.superopt.generator import Program
 from ladder.superopt.partition import OUTSIDE, Operation, pieces
 from ladder.superopt.tracer import Tracer
 from ladder.superopt.verifier import Certificate, Stability
+from ladder.superopt.verifier.shrink import joined
 from tile_types.errors import ConversionError, DeviceError, LadderError, ScheduleError, VerificationError
 from tile_types.quantized import QuantizedTensor
 
@@ -99,13 +99,7 @@ class Partitioned:
     @property
     def certificate(self) -> Certificate:
         """That all optimised parts equal the function's: errors, rounds and draws add up."""
-        every = [kernels.certificate for kernels in self.kernels]
-        return replace(
-            every[-1],
-            delta=sum((proof.delta for proof in every), Fraction(0)),
-            rounds=sum(proof.rounds for proof in every),
-            draws=sum(proof.draws for proof in every),
-        )
+        return joined([kernels.certificate for kernels in self.kernels])
 
     @property
     def stability(self) -> Stability:

@@ -15,6 +15,7 @@ from ladder.cli.problem import Problem
 from ladder.ir import gemm_reference
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
+from ladder.runtime.tokens import EIGHT_BIT
 from schedules.estimate import gemm_at
 from schedules.footprint import block_rows, k_slices
 from schedules.schedule import GpuSchedule, Plan, Schedule
@@ -108,7 +109,6 @@ def token_check(problem: Problem, gemm: Gemm) -> TokenCheck | None:
 
     Raises MissingToolError, CompilerError if it cannot be compiled.
     """
-    from ladder.runtime.tokens import EIGHT_BIT
     from ladder.simulate.operator import simulate_tokens
 
     if not gemm.token_scale or gemm.activation not in EIGHT_BIT:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from ladder.api.experts import GroupedMatmul
 from ladder.api.lowered import Lowered
@@ -24,8 +25,6 @@ from tile_types.arrays import torch_dtype
 from tile_types.errors import ParseError
 
 if TYPE_CHECKING:
-    import torch
-
     from ladder.cli.report import GemmReport
     from ladder.ir.gemm import Gemm
     from tile_types import QuantizedTensor
@@ -122,8 +121,6 @@ def tokens_of(problem: Problem) -> list[int]:
 
 def draw(problem: Problem, gemm: Gemm) -> ExpertOperands:
     """Draw operands from the problem's seed, and multiply them exactly."""
-    import torch
-
     random = torch.Generator().manual_seed(problem.seed)
     counts = tokens_of(problem)
     rows = problem.m * problem.experts if problem.masked else sum(counts)

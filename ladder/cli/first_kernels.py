@@ -24,6 +24,7 @@ from ladder.ir.attention import CODES, Attention
 from ladder.ir.graph import Graph
 from ladder.rewrite import simplify
 from ladder.runtime.build import Kernel, find_or_build
+from ladder.runtime.compile import load_entry
 from ladder.runtime.model.attention import arguments, job_of
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.operator import attend
@@ -101,8 +102,6 @@ class _CudaLaunch:
     """A kernel that is called with tensors on the CPU, whose copies on an NVIDIA GPU are its arguments."""
 
     def __init__(self, kernel: Kernel, case: Case, device: TileDevice) -> None:
-        from ladder.runtime.compile import load_entry
-
         self.entry, self.results, self.device = load_entry(kernel, "cuda"), len(case.results), device
         self.microseconds = 0.0
 
@@ -123,8 +122,6 @@ def _copies(given: Sequence[Any], device: TileDevice) -> int:
 
 
 def _host_launch(kernel: Kernel, case: Case, device: TileDevice) -> HostLaunch:
-    from ladder.runtime.compile import load_entry
-
     copies = _copies([*case.given, *case.results], device)
     return HostLaunch(load_entry(kernel, "rocm"), copies, len(case.results))
 

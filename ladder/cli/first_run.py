@@ -11,6 +11,7 @@ from typing import Any
 from ladder.cli.console import Progress, silent
 from ladder.cli.gemm import run_gemm
 from ladder.cli.problem import Problem, why_not_here
+from ladder.runtime import hip
 from targets import get_device, rocm_architectures, visible_gpus
 from tile_types.errors import DeviceError, LadderError
 from tile_types.files import replacing, require_writable
@@ -75,8 +76,6 @@ def machine(target: str) -> dict[str, Any]:
 
     found = {"target": target, "system": platform.platform(), "doctor": as_json(diagnose())["tools"]}
     if get_device(target).kind == "rocm":
-        from ladder.runtime import hip
-
         here = hip.runtime()
         found["gpu"], found["hip"] = here.device_name(), here.version()
     return found

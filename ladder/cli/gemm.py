@@ -46,8 +46,6 @@ def torch_baselines(gemm: Gemm, operands: Operands, device: TileDevice) -> dict[
 
 
 def _baselines(gemm: Gemm, operands: Operands, device: TileDevice) -> Iterator[tuple[str, list[Call]]]:
-    import torch
-
     name = gemm.activation if gemm.activation in SIXTEEN_BIT else "bfloat16"
     x = operands.x.to(torch_dtype(name))
     weight = _dense(operands.weight).to(device=x.device, dtype=x.dtype)
@@ -58,14 +56,10 @@ def _baselines(gemm: Gemm, operands: Operands, device: TileDevice) -> Iterator[t
 
 
 def _dense(weight: QuantizedTensor) -> torch.Tensor:
-    import torch
-
     return torch.as_tensor(weight.dequantize("float32"))
 
 
 def _int4_applies(gemm: Gemm, device: TileDevice) -> bool:
-    import torch
-
     fits = gemm.weight == "int4" and gemm.zero == "none" and gemm.activation == "bfloat16"
     shaped = gemm.group_size in INT4_PACK_GROUPS and gemm.k % gemm.group_size == 0 and gemm.n % 16 == 0
     known = hasattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu")
@@ -73,8 +67,6 @@ def _int4_applies(gemm: Gemm, device: TileDevice) -> bool:
 
 
 def _int4_calls(x: torch.Tensor, weight: QuantizedTensor, device: TileDevice) -> list[Call]:
-    import torch
-
     aten = torch.ops.aten
     codes = torch.as_tensor(weight.codes()).to(torch.int32)
     packed = aten._convert_weight_to_int4pack_for_cpu((codes + INT4_OFFSET) % 16, INNER_K_TILES)

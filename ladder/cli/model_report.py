@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,10 @@ from ladder.cli.console import Progress, silent
 from ladder.installation import ladder_version, tvm_version
 from ladder.ir.extents import bind_shape, size_names
 from ladder.runtime.compile import family_of, runs_code_of, target_of
+from ladder.runtime.model.plan import make_plan
 from ladder.runtime.model.profile import Peaks, StepCost, cores_of, peaks_of, plan_costs, step_times
+from targets import get_device
+from tile_types.arrays import torch_dtype
 from tile_types.errors import ArtifactError, DeviceError, LadderError, ParseError, ShapeError
 
 if TYPE_CHECKING:
@@ -157,7 +161,6 @@ def _of_onnx(path: Path, device: str, sizes: dict[str, int], step: Progress) -> 
 def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Progress) -> ModelReport:
     from ladder.runtime.artifact import load
     from ladder.runtime.model.whole import WholeModel
-    from targets import get_device
 
     model = load(path)
     if not isinstance(model, WholeModel):
@@ -229,8 +232,6 @@ def called(target: str) -> Any:
 
 def place_of(device: str) -> tuple[TileDevice, torch.device | None]:
     """Return the device asked for, and where it is here; None if it is not."""
-    from targets import get_device
-
     chosen = get_device(device or "cpu")
     family = family_of(chosen)
     if family == "cpu":
@@ -277,7 +278,6 @@ def _absent(
 
 def plan_for_device(program: Program, device: TileDevice) -> ModelPlan:
     """Return the plan of a program for any device; nothing is compiled."""
-    from ladder.runtime.model.plan import make_plan
     from ladder.runtime.model.prepared import prepare
 
     prepared = prepare(program, device)
@@ -291,8 +291,6 @@ def _symbols(plan: ModelPlan) -> list[str]:
 
 def _examples(executable: Executable, count: int, sizes: dict[str, int]) -> list[torch.Tensor]:
     """Return inputs to time with: random numbers, and ones for integers."""
-    from tile_types.arrays import torch_dtype
-
     known = {**dict.fromkeys(_symbols(executable.plan), 1), **sizes}
     unknown = set(sizes) - set(_symbols(executable.plan))
     if unknown:
@@ -313,8 +311,6 @@ def _examples(executable: Executable, count: int, sizes: dict[str, int]) -> list
 
 def _call_us(executable: Executable, values: Sequence[Any], rounds: int = 20) -> float:
     """Return the median time of a call, on a GPU until its end."""
-    import statistics
-
     times = []
     for _ in range(rounds + 3):
         start = time.perf_counter()

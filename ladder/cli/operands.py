@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from ladder.cli.problem import SIXTEEN_BIT
 from tile_types import quantize
 from tile_types.arrays import torch_dtype
 
 if TYPE_CHECKING:
-    import torch
-
     from ladder.cli.problem import Problem
     from ladder.ir.gemm import Gemm
     from tile_types import QuantizedTensor
@@ -53,8 +54,6 @@ class Operands:
 
 def make_operands(problem: Problem, gemm: Gemm) -> Operands:
     """Draw normal weights and activations from the problem's seed."""
-    import torch
-
     random = torch.Generator().manual_seed(problem.seed)
     weight = make_weight(problem, random)
     x = torch.randn(problem.m, problem.k, generator=random)
@@ -74,8 +73,6 @@ def cancellation(products: Sequence[Operands], exact: Any) -> float:
 
     products, exact: What is multiplied, one or each expert's, and all their results.
     """
-    import numpy as np
-
     size, terms, largest = float(np.linalg.norm(exact)) or 1.0, 0.0, 0.0
     for rows, columns in map(_squares, products):
         terms += float(rows.sum(0) @ columns.sum(0))
@@ -87,8 +84,6 @@ def cancellation(products: Sequence[Operands], exact: Any) -> float:
 
 def _squares(product: Operands) -> tuple[Any, Any]:
     """Return the squares of activations ``[M, K]``, scales included, and of weights ``[N, K]``."""
-    import numpy as np
-
     x = product.x.double().cpu().numpy()
     if product.token_scale is not None:
         x = x * product.token_scale.double().cpu().numpy()[:, None]
@@ -100,8 +95,6 @@ def make_weight(problem: Problem, random: torch.Generator) -> QuantizedTensor:
 
     Its scales and real zero points have the precision of 16-bit activations, as those of checkpoints do.
     """
-    import torch
-
     values = torch.randn(problem.n, problem.k, generator=random) / problem.k**0.5
     if problem.activation_type in SIXTEEN_BIT:
         values = values.to(torch_dtype(problem.activation_type))
@@ -114,8 +107,6 @@ def make_weight(problem: Problem, random: torch.Generator) -> QuantizedTensor:
 
 def activations(x: torch.Tensor, name: str) -> torch.Tensor:
     """Round normal values to the activation type, using most of its range."""
-    import torch
-
     if name == "int8":
         return (x * INT8_MAX / INT8_SIGMAS).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
     return x.to(torch_dtype(name))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
+
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.ir.gemm import Gemm
@@ -130,8 +132,6 @@ def why_not_here(device: TileDevice) -> str:
 
 
 def _why_torch_cannot() -> str:
-    import torch
-
     return (
         "" if torch.cuda.is_available() else f"torch {torch.__version__} is built without CUDA or sees no GPU"
     )

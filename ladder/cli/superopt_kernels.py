@@ -11,6 +11,7 @@ from ladder.api.fused_trials import TOLERANCE, built, checked, loaded
 from ladder.api.tensor_program import decoded
 from ladder.cli.console import Progress, finite
 from ladder.runtime.build import Kernel
+from ladder.runtime.compile import runs_code_of, target_of
 from ladder.runtime.fused import Fused
 from ladder.runtime.trials import Trial, candidates_of
 from ladder.superopt.generator import Report
@@ -71,8 +72,6 @@ def _place(device: TileDevice) -> str | None:
     if device.name == host_cpu().name:
         return "cpu"
     import torch
-
-    from ladder.runtime.compile import runs_code_of, target_of
 
     here = torch.cuda.is_available() and runs_code_of(target_of(torch.device("cuda")), device.name)
     return "cuda" if here else None

@@ -6,13 +6,9 @@ divides in ``bitlinear`` and multiplies in ``autobitlinear``. Source: transforme
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ladder.formats.layer import Format, Layer, Shape
+from tile_types import QuantizedTensor, get_type
 from tile_types.packing import pack_codes
-
-if TYPE_CHECKING:
-    from tile_types import QuantizedTensor
 
 PER_BYTE = 4
 DIVIDES = {"bitlinear": True, "autobitlinear": False}
@@ -28,8 +24,6 @@ def shape(layer: Layer) -> Shape:
 def read(layer: Layer) -> QuantizedTensor:
     """Read a matrix as int2."""
     import torch
-
-    from tile_types import QuantizedTensor, get_type
 
     n, k = shape(layer)
     kind = layer.option("linear_class", str, "bitlinear")

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ladder.formats.bits import swapped_nibbles
 from ladder.formats.files import parse_json, require_shape
 from ladder.formats.layer import COUNTS, Format, Layer, Shape
+from tile_types import QuantizedTensor, get_type
 from tile_types.packing import pack_codes, unpack_codes
 
 if TYPE_CHECKING:
     import torch
 
-    from tile_types import QuantizedTensor
 
 STATES = {".weight.quant_state.bitsandbytes__nf4": "nf4", ".weight.quant_state.bitsandbytes__fp4": "bnb_fp4"}
 """Suffix of the JSON text -> our name of the codebook."""
@@ -69,8 +69,6 @@ def read_four_bit(layer: Layer) -> QuantizedTensor:
     """Read nf4 or fp4."""
     import torch
 
-    from tile_types import QuantizedTensor, get_type
-
     name, state = state_of(layer)
     n, k = four_bit_shape(layer)
     size = state.get("blocksize")
@@ -120,8 +118,6 @@ def statistics(layer: Layer, state: dict[str, Any]) -> torch.Tensor:
 def read_int8(layer: Layer) -> QuantizedTensor:
     """Read LLM.int8: ``q * SCB / 127``."""
     import torch
-
-    from tile_types import QuantizedTensor, get_type
 
     n, k = layer.shape(".weight", 2)
     layer.require(layer[".SCB"].shape == (n,), f"SCB has the shape {list(layer['.SCB'].shape)}")

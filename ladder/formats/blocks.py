@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from ladder.formats.compressed import EIGHT_BIT, stated_block
 from ladder.formats.layer import AUTO_ROUND, GENERIC, Format, Layer, Shape, group_of
+from tile_types import QuantizedTensor, get_type
 
 if TYPE_CHECKING:
     import torch
 
-    from tile_types import QuantizedTensor
 
 SCALE_NAMES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "float8_e8m0fnu": "e8m0"}
 """torch's name of a block scale's element -> ours."""
@@ -34,8 +34,6 @@ def mxfp4_shape(layer: Layer) -> Shape:
 def read_mxfp4(layer: Layer) -> tuple[QuantizedTensor, ...]:
     """Read gpt-oss's experts, one matrix each; of ``gate_up_proj``, even rows are gates."""
     import torch
-
-    from tile_types import QuantizedTensor, get_type
 
     experts, n, k = mxfp4_shape(layer)
     layer.require_type("_blocks", "uint8")
@@ -94,8 +92,6 @@ def read_fp8(layer: Layer, codes_name: str, scale_name: str) -> QuantizedTensor 
 
 def _matrix(layer: Layer, codes: torch.Tensor, scale: torch.Tensor) -> QuantizedTensor:
     import torch
-
-    from tile_types import QuantizedTensor, get_type
 
     pairs = codes.dtype == torch.int8
     n, k = codes.shape[0], codes.shape[1] * (2 if pairs else 1)

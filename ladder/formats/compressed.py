@@ -6,17 +6,18 @@ Also what others store alike: per-tensor fp8 of ModelOpt and FBGEMM. Sources: co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ladder.formats.bits import by_rows, flipped, repacked, storage_of_words, words_to_codes
 from ladder.formats.layer import AUTO_ROUND, SCALES, Format, Layer, Shape, group_of
+from tile_types import QuantizedTensor, get_type
 from tile_types.packing import is_dense, pack_codes
 
 if TYPE_CHECKING:
     import torch
 
-    from tile_types import QuantizedTensor
 
 EIGHT_BIT = {"int8": "int8", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 """torch's name of a weight's element -> ours."""
@@ -74,8 +75,6 @@ def packed_shape(layer: Layer) -> Shape:
 def read_packed(layer: Layer) -> QuantizedTensor:
     """Read packed integers; codes are biased by the middle one."""
     import torch
-
-    from tile_types import QuantizedTensor, get_type
 
     layer.require_type(".weight_packed", "int32")
     n, k, bits, dense = packed_form(layer)
@@ -154,8 +153,6 @@ def columns_of(layer: Layer, k: int, scale: torch.Tensor) -> tuple[torch.Tensor 
 
 def block_of(index: torch.Tensor) -> int:
     """Return the largest run length that divides all runs of equal numbers but the last."""
-    import math
-
     import torch
 
     counts = torch.unique_consecutive(index, return_counts=True)[1].tolist()
@@ -236,8 +233,6 @@ def read_eight_bit(layer: Layer) -> QuantizedTensor:
     """Read int8 or fp8 codes with scales per tensor, channel, group or block."""
     import torch
 
-    from tile_types import QuantizedTensor, get_type
-
     n, k = layer.shape(".weight", 2)
     scale, block = (mx_scales if is_mx(layer) else scales_of)(layer, n, k)
     zero = None
@@ -303,9 +298,6 @@ def mx_shape(layer: Layer, codes: str = ".weight_packed") -> Shape:
 
 def read_mx(layer: Layer, codes: str = ".weight_packed") -> QuantizedTensor:
     """Read packed MXFP4 or MXFP6 codes."""
-
-    from tile_types import QuantizedTensor, get_type
-
     found = mx_element(layer, codes)
     assert found is not None
     element, bits, name = found
@@ -343,8 +335,6 @@ NVFP4_GROUPS = (16, 32)
 def nvfp4_tensor(layer: Layer, codes: str, factor: float) -> QuantizedTensor:
     """Return e2m1 codes with e4m3 scales of 16 or 32 columns and a factor of all."""
     import torch
-
-    from tile_types import QuantizedTensor, get_type
 
     n, octets = layer.shape(codes, 2)
     layer.require_type(codes, "uint8")

@@ -22,12 +22,13 @@ from ladder.formats.files import MOST_TENSORS, MappedFile, Stored, itemsize, req
 from ladder.formats.gguf_blocks import BLOCKS, BlockType
 from ladder.formats.layer import Format, Layer, Loaded, Shape
 from ladder.formats.repack import taken_apart
+from tile_types import QuantizedTensor, get_type
+from tile_types.arrays import torch_dtype
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
 
-    from tile_types import QuantizedTensor
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -258,9 +259,6 @@ def read(row: BlockType, layer: Layer) -> Loaded:
 def _matrix(row: BlockType, octets: torch.Tensor, k: int) -> QuantizedTensor:
     """Take the blocks ``[N, blocks, bytes]`` of a matrix apart."""
     import torch
-
-    from tile_types import QuantizedTensor, get_type
-    from tile_types.arrays import torch_dtype
 
     storage, numbers = taken_apart(row.name, row.form, octets, row.tables(), row.before)
     scale, *offsets = numbers

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ladder.formats.gguf_grids import grid
+from tile_types import get_type
 from tile_types.errors import CheckpointError
 from tile_types.stored_blocks import Factors, Lookup, Octets, Pieces, Plane, StoredBlocks
 
@@ -89,8 +90,6 @@ class BlockType:
     @cached_property
     def form(self) -> StoredBlocks:
         """What the kernel that takes blocks apart is made of."""
-        from tile_types import get_type
-
         if self.before is not None:
             return BLOCKS[TQ2_0].form
 

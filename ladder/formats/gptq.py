@@ -23,12 +23,12 @@ from ladder.formats.bits import (
 )
 from ladder.formats.layer import AUTO_ROUND, OVERRIDES, SCALES, Format, Layer, Shape, group_of
 from ladder.formats.repack import transposed_words
+from tile_types import QuantizedTensor, get_type
 from tile_types.packing import is_dense, pack_codes
 
 if TYPE_CHECKING:
     import torch
 
-    from tile_types import QuantizedTensor
 
 WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 FIRST, SECOND, PLANAR = "gptq", "gptq_v2", "gptq_p"
@@ -147,8 +147,6 @@ def symmetric_or_not(
 
     ``store(signed=...)`` gives the storage, with the highest bit of each code inverted if it is signed.
     """
-    from tile_types import QuantizedTensor, get_type
-
     bits = form.bits
     signed = bool((zero == 1 << (bits - 1)).all())
     stored = store(signed=signed)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from ladder.faults import warn_once
 from ladder.formats.bitsandbytes import blocks_of_flat
 from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Shape
+from tile_types import QuantizedTensor
 
 if TYPE_CHECKING:
     import torch
 
-    from tile_types import QuantizedTensor
 
 PACKING = {8: ("uint8", 1), 4: ("uint8", 2), 3: ("int32", 10), 2: ("uint8", 4), 1: ("uint8", 8)}
 """Bits of a code -> storage type, codes in one; the first code has the highest bits."""
@@ -36,8 +36,6 @@ def shape(layer: Layer) -> Shape:
 
 def read(layer: Layer) -> QuantizedTensor | torch.Tensor:
     """Read a layer; groups along the first axis have no form in kernels, so it is dequantized then."""
-    from tile_types import QuantizedTensor
-
     n, k = shape(layer)
     bits, axis = (int(layer.number(part, *COUNTS)) if part in layer else 1 for part in (".nbits", ".axis"))
     layer.require(bits in PACKING, f"{bits} bits")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.formats.bits import octets_of, storage_of_words
 from ladder.formats.layer import SCALES, Format, Layer, Shape
+from tile_types import QuantizedTensor, get_type
 
 if TYPE_CHECKING:
     import torch
 
-    from tile_types import QuantizedTensor
 
 AFFINE = "affine"
 WIDTHS = (2, 3, 4, 5, 6, 8)
@@ -77,8 +77,6 @@ def _matrix(
     layer: Layer, words: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None
 ) -> QuantizedTensor:
     import torch
-
-    from tile_types import QuantizedTensor, get_type
 
     mode, bits, group = options_of(layer)
     n, k = len(words), words.shape[1] * 32 // bits

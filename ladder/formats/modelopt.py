@@ -17,7 +17,7 @@ from ladder.formats.compressed import (
     scales_of,
 )
 from ladder.formats.layer import Format, Layer, Shape
-from tile_types import QuantizedTensor
+from tile_types import QuantizedTensor, get_type
 from tile_types.packing import pack_codes, unpack_codes
 
 METHODS = ("modelopt", "modelopt_fp4")
@@ -53,8 +53,6 @@ def read_nvfp4(layer: Layer) -> QuantizedTensor:
 
 def read_int4(layer: Layer) -> QuantizedTensor:
     """Read integers of 4 bits; the lower half of a byte is the output of even number."""
-    from tile_types import QuantizedTensor, get_type
-
     n, k = along_rows(layer)
     scale, block = scales_of(layer, n, k)
     codes = unpack_codes(layer.tensor(CODES).t().contiguous(), 4, n).t().contiguous()

@@ -43,8 +43,6 @@ def shape(layer: Layer) -> Shape:
 
 def read(layer: Layer) -> QuantizedTensor:
     """Read a tensor that `native_write.write`, or the state dict of a `ladder.Linear`, stored."""
-    from tile_types import QuantizedTensor
-
     shape(layer)
     arrays = {suffix[1:]: layer.tensor(suffix) for suffix in layer.parts if suffix != KEY}
     return QuantizedTensor.from_dict({"arrays": arrays, "metadata": description(layer)})

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.formats.files import parse_json
 from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Shape
+from tile_types import QuantizedTensor, get_type
 from tile_types.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
 
-    from tile_types import QuantizedTensor
 
 EIGHT_BIT = {"int8": "int8", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 
@@ -81,8 +81,6 @@ def read(layer: Layer) -> QuantizedTensor:
 def affine(layer: Layer, data: dict[str, Any], *, fp8: bool = False) -> QuantizedTensor:
     """Read integers in bytes, or fp8: ``(q - zero) * scale``."""
     import torch
-
-    from tile_types import QuantizedTensor, get_type
 
     n, k = layer.shape("_qdata", 2)
     kinds = (name for name in EIGHT_BIT if name.startswith("float8") == fp8)
@@ -148,8 +146,6 @@ def block_of(layer: Layer, data: dict[str, Any], scale: torch.Tensor, n: int, k:
 
 def int4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     """Read signed nibbles, low first: ``q * scale + zero``, both stored [K / g, N]."""
-    from tile_types import QuantizedTensor, get_type
-
     n, octets = layer.shape("_qdata", 2)
     layer.require("_act_pre_scale" not in layer, "it scales activations first, which no kernel here does")
     layer.require_type("_qdata", "uint8", "int8")
@@ -192,8 +188,6 @@ def mx(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     """Read MX types with exponents per 32 columns."""
     import torch
 
-    from tile_types import QuantizedTensor, get_type
-
     n, k = shape(layer)
     name = named(data.get("elem_dtype"))
     element = "fp4_e2m1" if "float4" in name else EIGHT_BIT.get(name)
@@ -212,8 +206,6 @@ def mx(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
 def nvfp4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     """Read NVFP4: ``q * (per_tensor_scale * scale)``."""
     import torch
-
-    from tile_types import QuantizedTensor, get_type
 
     n, k = shape(layer)
     layer.require(data.get("block_size") == 16 and k % 16 == 0, "blocks of other than 16 columns")

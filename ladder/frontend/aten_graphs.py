@@ -118,7 +118,7 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
     except DynamicOutputShapeException:
         raise
     except RuntimeError:
-        if any(_is_one_of(node, LOSSY_NAMES) for node in module.graph.nodes):
+        if any(_name_of(node) in LOSSY_NAMES or node.target in LOSSY_NAMES for node in module.graph.nodes):
             raise  # a functional graph might write through them
         traced = None
     if traced is not None:
@@ -137,11 +137,6 @@ LOSSY = ("aten.expand.default", "aten.unfold.default")
 """Views through which functional graphs write wrongly: torch adds up what lies in several places of them."""
 
 LOSSY_NAMES = ("expand", "expand_as", "broadcast_to", "broadcast_tensors", "unfold")
-
-
-def _is_one_of(node: torch.fx.Node, names: Sequence[str]) -> bool:
-    """Tell whether a node calls a function or method of one of these names."""
-    return _name_of(node) in names or node.target in names
 
 
 def _refuse_lossy_views(writes: Sequence[torch.fx.Node]) -> None:

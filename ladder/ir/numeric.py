@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ladder.ir.indexing import Affine, Indexing, gather, parse_indexing, solve_extents
+from ladder.ir.indexing import Indexing, gather, parse_indexing, solve_extents
 from ladder.ir.operator import Attributes
 from ladder.ir.quantized_values import Components, assemble, require_components, spread
 from tile_types.library import get_type
@@ -67,18 +67,13 @@ def index_sizes(values: Values, attributes: Attributes) -> tuple[Indexing, dict[
     return indexing, {name: int(extent) for name, extent in extents.items()}
 
 
-def distinct_names(axes: Sequence[Affine]) -> list[str]:
-    """Names of all indices of one operand, by first appearance."""
-    return list(dict.fromkeys(name for axis in axes for name in axis.names))
-
-
 def contract(values: Values, attributes: Attributes) -> Any:
     """Sum the product of the operands over the indices that the result lacks."""
     indexing, extents = index_sizes(values, attributes)
     letters = {name: number for number, name in enumerate(indexing.names)}
     arguments: list[Any] = []
     for value, axes in zip(values, indexing.operands, strict=True):
-        names = distinct_names(axes)
+        names = list(dict.fromkeys(name for axis in axes for name in axis.names))
         direct = [axis.index for axis in axes] == names and [extents[n] for n in names] == list(
             np.shape(value)
         )

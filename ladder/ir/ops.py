@@ -117,11 +117,13 @@ def _reduction_flops(tiles: Tiles, result: Tile, attributes: Attributes) -> Exte
     return product(tiles[0].shape)
 
 
-def _unary(name: str, reference: Any, field: Any, lower: Any, lax: str, flops: int, **rest: Any) -> Operator:
+def _pointwise(
+    name: str, reference: Any, field: Any, lower: Any, lax: str, operands: int, flops: int, **rest: Any
+) -> Operator:
     return Operator(
         name,
-        (1, 1),
-        shapes.same,
+        (operands, operands),
+        shapes.same if operands == 1 else shapes.elementwise,
         numeric.pointwise(reference),
         field,
         rest.pop("abstract", _named(name)),
@@ -132,19 +134,12 @@ def _unary(name: str, reference: Any, field: Any, lower: Any, lax: str, flops: i
     )
 
 
+def _unary(name: str, reference: Any, field: Any, lower: Any, lax: str, flops: int, **rest: Any) -> Operator:
+    return _pointwise(name, reference, field, lower, lax, 1, flops, **rest)
+
+
 def _binary(name: str, reference: Any, field: Any, lower: Any, lax: str, **rest: Any) -> Operator:
-    return Operator(
-        name,
-        (2, 2),
-        shapes.elementwise,
-        numeric.pointwise(reference),
-        field,
-        rest.pop("abstract", _named(name)),
-        lax,
-        flops_per_element(1),
-        lower=lower,
-        **rest,
-    )
+    return _pointwise(name, reference, field, lower, lax, 2, 1, **rest)
 
 
 def _move(name: str, shape: Any, function: Any, attributes: Mapping[str, Attribute], **rest: Any) -> Operator:

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 _CHEAP: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("cheap functions")
 
 
@@ -111,9 +114,6 @@ def reinterpreted(dtype: str, x: Any) -> Any:
     tirx = _tirx()
     if type(x).__name__ not in ("IntImm", "FloatImm"):
         return tirx.call_intrin(dtype, "tirx.reinterpret", x)
-
-    import ml_dtypes  # which numpy knows bfloat16 by
-    import numpy as np
 
     held, wanted = (np.dtype(getattr(ml_dtypes, name, name)) for name in (str(x.ty.dtype), dtype))
     value = x.value % (1 << 8 * held.itemsize) if held.kind == "u" else x.value
@@ -292,9 +292,16 @@ def exp_ftz(x: Any) -> Any:
     return (_cheap("exp_ftz") or exp)(x)
 
 
-def sqrt(x: Any) -> Any:
-    """Return the square root."""
-    return _tirx().sqrt(x)
+def _of_tir(name: str) -> Callable[..., Any]:
+    """Return the function of TIR scalars that TVM has by a name."""
+    return lambda *operands: getattr(_tirx(), name)(*operands)
+
+
+sqrt, log, sin, cos, power = map(_of_tir, ("sqrt", "log", "sin", "cos", "pow"))
+floor, nearest = _of_tir("floor"), _of_tir("nearbyint")
+"""The greatest whole number that is not above, and the nearest, the even one of two."""
+
+both, either, negation = _of_tir("And"), _of_tir("Or"), _of_tir("Not")
 
 
 def rsqrt(x: Any) -> Any:
@@ -302,39 +309,9 @@ def rsqrt(x: Any) -> Any:
     return divide(like(x, 1.0), _tirx().sqrt(x))
 
 
-def log(x: Any) -> Any:
-    """Return the natural logarithm."""
-    return _tirx().log(x)
-
-
-def sin(x: Any) -> Any:
-    """Return the sine."""
-    return _tirx().sin(x)
-
-
-def cos(x: Any) -> Any:
-    """Return the cosine."""
-    return _tirx().cos(x)
-
-
 def absolute(x: Any) -> Any:
     """Return the magnitude; the least integer has none, and stays."""
     return _tirx().abs(x) if is_float(x) else chosen(less(x, like(x, 0)), negate(x), x)
-
-
-def floor(x: Any) -> Any:
-    """Return the greatest whole number that is not above."""
-    return _tirx().floor(x)
-
-
-def nearest(x: Any) -> Any:
-    """Return the nearest whole number, the even one of two."""
-    return _tirx().nearbyint(x)
-
-
-def power(x: Any, exponent: Any) -> Any:
-    """Return ``x ** exponent``."""
-    return _tirx().pow(x, exponent)
 
 
 def less(a: Any, b: Any) -> Any:
@@ -350,21 +327,6 @@ def less_equal(a: Any, b: Any) -> Any:
 def equal(a: Any, b: Any) -> Any:
     """Return ``a == b``."""
     return _applied(_tirx().EQ, a, b)
-
-
-def both(a: Any, b: Any) -> Any:
-    """Return whether both are true."""
-    return _tirx().And(a, b)
-
-
-def either(a: Any, b: Any) -> Any:
-    """Return whether one is true."""
-    return _tirx().Or(a, b)
-
-
-def negation(a: Any) -> Any:
-    """Return whether it is false."""
-    return _tirx().Not(a)
 
 
 def select(condition: Any, yes: Any, no: Any) -> Any:

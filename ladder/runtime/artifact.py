@@ -32,6 +32,7 @@ from ladder.runtime.packed import (
 )
 from ladder.runtime.tokens import quantize_tokens
 from schedules.schedule import parse_plan
+from targets import get_device, host_cpu
 from tile_types.errors import ArtifactError, DeviceError, MissingToolError, TypeValuesError
 from tile_types.identity import VALUES, own_values_named, require_values
 
@@ -94,8 +95,6 @@ class Artifact:
 
     def pack(self, weight: QuantizedTensor) -> PackedWeight:
         """Bring a quantized matrix into the kernel's layout."""
-        from targets import get_device
-
         return pack(self.kernel.gemm, get_device(self.manifest["device"]), weight)
 
 
@@ -258,8 +257,6 @@ def check_device(path: Path, manifest: Mapping[str, Any]) -> None:
     device = str(manifest["device"])
     advice = "export it for this device"
     if manifest["family"] == "cpu":
-        from targets import host_cpu
-
         missing = sorted(set(manifest["features"]) - host_cpu().features)
         if missing:
             raise ArtifactError(f"{path} is for {device}; this CPU lacks {', '.join(missing)}; {advice}")
@@ -303,7 +300,6 @@ def operator_of(
     Raises ArtifactError if a kernel is not for this problem.
     """
     from ladder.lower.build import entry_name
-    from targets import get_device
 
     entries = parse_plan(plan).entries
     expected = [entry_name(gemm, manifest["device"], schedule) for _, schedule in entries]

@@ -17,7 +17,7 @@ from ladder.partition.native_parts import DOT_PRODUCTS
 from ladder.runtime import native
 from ladder.runtime.build import Job
 from ladder.runtime.native import can_build
-from targets import TileDevice
+from targets import TileDevice, host_cpu
 
 ROWS, COLUMNS = 4, 4
 """Rows of a block, and columns of a vector per code, as `ladder.lower.cpu.byte_products` has them."""
@@ -35,8 +35,6 @@ NEEDS = frozenset({"avx2"})
 @cache
 def has_kernels() -> bool:
     """Tell whether this processor has them, and they can be built; warns where a tool is missing."""
-    from targets import host_cpu
-
     return host_cpu().features >= NEEDS and can_build("byte_products", "byte_product", host_depth())
 
 
@@ -48,8 +46,6 @@ def depth_of(device: TileDevice) -> int:
 @cache
 def host_depth() -> int:
     """Return `depth_of` this processor."""
-    from targets import host_cpu
-
     return depth_of(host_cpu())
 
 

@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.installation import cache_root, installed_version, ladder_version, tvm_version
+from tile_types import get_type
 from tile_types.errors import CacheError, MissingToolError
 from tile_types.files import replacing
+from tile_types.identity import own_values_named, values_text
 
 if TYPE_CHECKING:
     from ladder.ir.gemm import Gemm
@@ -126,9 +128,6 @@ class Identity:
 
 def type_text(name: str) -> str:
     """Return what tells types of one name apart: widths and all values of the elements."""
-    from tile_types import get_type
-    from tile_types.identity import values_text
-
     element = get_type(name).element_type
     return f"{element.name}: {values_text(element)}"
 
@@ -153,8 +152,6 @@ def cache_key(facts: Mapping[str, Any], identity: Identity) -> str:
         and the schedule.
     identity: What else decides its code.
     """
-    from tile_types.identity import own_values_named
-
     text = json.dumps(facts, sort_keys=True)
     parts = {
         "format": FORMAT,

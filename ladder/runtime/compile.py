@@ -26,7 +26,11 @@ from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict, own_order
 from ladder.runtime.spills import least_spilling, warn_of_spills
+from schedules.footprint import SLICED
 from schedules.schedule import GpuSchedule, Plan, Schedule, parse_plan
+from schedules.spilling import seen_spilling
+from targets import get_device, host_cpu, visible_gpus
+from targets.detect import device_for_capability
 from tile_types.errors import CacheError, DeviceError, ScheduleError
 from tile_types.identity import VALUES, own_values, require_values
 
@@ -76,8 +80,6 @@ class Request:
 
     @property
     def target(self) -> TileDevice:
-        from targets import get_device
-
         return get_device(self.device or "cpu")
 
     def on(self, where: torch.device) -> Request:
@@ -104,9 +106,6 @@ def target_of(where: torch.device) -> str:
 
     Raises DeviceError if Ladder has no target for it.
     """
-    from targets import host_cpu, visible_gpus
-    from targets.detect import device_for_capability
-
     if where.type == "cpu":
         return host_cpu().name
     import torch
@@ -126,8 +125,6 @@ def target_of(where: torch.device) -> str:
 
 def runs_code_of(here: str, device: str) -> bool:
     """Tell whether the target ``here`` runs code made for another: the same, or of the same architecture."""
-    from targets import get_device
-
     return here == device or get_device(here).row == get_device(device).row
 
 
@@ -247,8 +244,6 @@ def candidate_for(gemm: Gemm, device: TileDevice, m: int) -> Candidate:
 
 def _is_outdated(request: Request, plan: Plan) -> bool:
     """Tell whether a plan was kept before one of its kernels was compiled, and seen to spill."""
-    from schedules.spilling import seen_spilling
-
     spilling = seen_spilling(request.gemm, request.target)
     return any(schedule in spilling for _, schedule in plan.entries)
 
@@ -399,7 +394,6 @@ def streaming_schedule(gemm: Gemm, device: TileDevice, m: int, saved: float) -> 
     than the ``saved`` seconds to the plan's own.
     """
     from schedules.cost_model import predict
-    from schedules.footprint import SLICED
 
     own = plan_for(Request(gemm, device.name)).schedule_for(m)
     if not isinstance(own, GpuSchedule) or own.pipeline in SLICED:

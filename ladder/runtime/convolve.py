@@ -14,6 +14,7 @@ from ladder.runtime.compile import Request, compiled, plan_for, request_for, set
 from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside
 from ladder.runtime.operator import refuse_gradient
 from ladder.runtime.registered import define, library
+from targets import get_device
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError
 
@@ -65,8 +66,6 @@ def convolve(
 @lru_cache(maxsize=4096)
 def _planned(text: str, where: torch.device, rows: int) -> str:
     """Return the request with a schedule for so many windows, which spills only where all do."""
-    from targets import get_device
-
     request = Request.parse(text)
     if request.plan is not None:
         return text

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir.graph import Graph, Node
 from ladder.ir.parser import parse as parse_graph
 from ladder.ir.printer import print_graph
+from ladder.lower.blocks import BlockSchedule, emitter_for
 from ladder.lower.blocks.analysis import gemm_of
 from ladder.runtime.build import Job, Kernel, find_or_build, function_job
 from ladder.runtime.compile import family_of, load_entry, runs_code_of, target_of
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import torch
 
     from ladder.ir.gemm import Gemm
-    from ladder.lower.blocks import BlockSchedule
     from targets import TileDevice
 
 ALIGNMENT = 16
@@ -72,8 +72,6 @@ class Lowering:
 
         Raises ValueError, KeyError, TypeError, LadderError if it says something else.
         """
-        from ladder.lower.blocks import BlockSchedule
-
         facts = json.loads(text)
         plans = tuple(BlockSchedule(**plan) for plan in facts["schedules"])
         return Lowering(parse_graph(facts["graph"]), plans, tuple(facts["constants"]))
@@ -125,8 +123,6 @@ def _job(node: Node, schedule: BlockSchedule, device: TileDevice, constants: tup
     digest = hashlib.sha256("".join(facts.values()).encode()).hexdigest()[:10]
 
     def emit(name: str) -> Any:
-        from ladder.lower.blocks import emitter_for
-
         return emitter_for(device)(body, device, schedule, name, constants)
 
     return function_job(facts, f"ladder_fused_{digest}", device, emit)

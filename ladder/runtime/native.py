@@ -11,7 +11,7 @@ from typing import Any
 from ladder import faults
 from ladder.runtime.build import Job, find_or_build, function_job
 from ladder.runtime.compile import load_entry
-from targets import TileDevice
+from targets import TileDevice, host_cpu
 from tile_types.errors import MissingToolError
 
 
@@ -21,8 +21,6 @@ def entry(module: str, kind: str, *facts: Any) -> Any:
 
     Raises MissingToolError, CompilerError if it cannot be built.
     """
-    from targets import host_cpu
-
     return load_entry(find_or_build([native_job(host_cpu(), module, kind, *facts)])[0], "cpu")
 
 
@@ -45,8 +43,6 @@ def described(kind: str, label: str, form: Any) -> Any:
     form: A frozen dataclass.
     Raises MissingToolError, CompilerError if it cannot be built.
     """
-    from targets import host_cpu
-
     facts = {"native": [kind, label, asdict(form)]}
     job = _job(host_cpu(), kind, kind, f"ladder_{kind}_{label}", facts, form)
     return load_entry(find_or_build([job])[0], "cpu")

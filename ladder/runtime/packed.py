@@ -13,9 +13,11 @@ import numpy as np
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
+from tile_types import get_type
 from tile_types.arrays import arrays_of, from_portable, portable
 from tile_types.errors import ArtifactError, ConversionError, ShapeError, TypeValuesError, require_kind
 from tile_types.identity import VALUES, own_values, require_values
+from tile_types.representable import unheld_codes
 from tile_types.ttype import EXHAUSTIBLE_BITS
 
 if TYPE_CHECKING:
@@ -55,7 +57,6 @@ def layout_of(gemm: Gemm, family: str, order: str = "") -> str:
 def own_order(gemm: Gemm, device: TileDevice) -> str:
     """Return the order in which a device alone packs the bits of a weight; empty where GPUs share one."""
     from schedules.codes import order_read
-    from tile_types import get_type
 
     return order_read(get_type(gemm.weight).element_type, gemm.activation, device)
 
@@ -259,8 +260,6 @@ def _operand_type(gemm: Gemm, device: TileDevice) -> str:
 
 def _check_codes(weight: QuantizedTensor, operand: str) -> None:
     """Raise ConversionError if a code stands for a value that the operand type lacks."""
-    from tile_types.representable import unheld_codes
-
     if weight.ttype.elem_bits > EXHAUSTIBLE_BITS or not (lost := unheld_codes(weight.ttype, operand)).any():
         return
     codes = weight.codes()

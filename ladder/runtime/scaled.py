@@ -16,7 +16,7 @@ from schedules.scaled import place_scales
 from schedules.scaled_choice import AnyScaled, ranked
 from targets import TileDevice, get_device
 from tile_types import get_type
-from tile_types.arrays import torch_dtype
+from tile_types.arrays import as_torch, torch_dtype
 from tile_types.errors import DeviceError, DTypeError, ShapeError
 from tile_types.packing import pack_codes
 
@@ -65,8 +65,6 @@ def operand_of(form: ScaledGemm, type_name: str, matrix: QuantizedTensor) -> Sca
         order of columns.
     """
     import torch
-
-    from tile_types.arrays import as_torch
 
     own = FORMATS[type_name]
     found = (matrix.ttype.name, matrix.block, matrix.scale_type)

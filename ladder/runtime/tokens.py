@@ -13,6 +13,7 @@ from ladder.runtime.compile import load_entry, target_of
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.spills import warn_of_spills
 from ladder.runtime.threads import keep_apart
+from targets import get_device, host_cpu
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError
 
@@ -111,8 +112,6 @@ def kernels_for(calls: Sequence[tuple[str, str, int, int]], where: torch.device)
 
     What torch computes there has none.
     """
-    from targets import get_device
-
     found: dict[Key, Kernel] = {}
     for source, activation, group, k in calls:
         if where.type == "cpu":
@@ -133,8 +132,6 @@ def _cpu_kernel(source: str) -> Any:
 
 def _cpu_job(source: str) -> Kernel:
     """Find or build the kernel for rows of a type."""
-    from targets import host_cpu
-
     device = host_cpu()
 
     def emit(name: str) -> Any:
@@ -152,8 +149,6 @@ def _gpu_entry(source: str, activation: str, group: int, k: int, target: str) ->
     known = _adopted.get(("cuda", source, activation, group, k, target))
     if known is not None:
         return known
-    from targets import get_device
-
     return load_entry(gpu_kernel(source, activation, group, k, get_device(target)), "cuda")
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.forks import follow_parent
 from ladder.ir.graph import Graph
+from ladder.lower.blocks import BlockSchedule, emitter_for
+from ladder.lower.blocks.analysis import BlockProgram
 from ladder.runtime.fused import Lowering, constants_of
 from ladder.superopt.generator import Report, VerifiedGraph, instantiate
 from ladder.superopt.generator.choose import tilings
 from tile_types.errors import LadderError, ScheduleError
 
 if TYPE_CHECKING:
-    from ladder.lower.blocks import BlockSchedule
     from ladder.lower.blocks.candidates import Grid, Ranked
     from ladder.superopt.generator import Program
     from targets import TileDevice
@@ -82,7 +83,6 @@ def candidates_of(
     Raises DeviceError if block graphs are not lowered to the device.
     Raises ScheduleError if there is none, with a reason.
     """
-    from ladder.lower.blocks import emitter_for
     from ladder.lower.blocks.candidates import ALL, FEW
 
     emitter_for(device)
@@ -193,8 +193,6 @@ def _each(choices: Sequence[Choice], grid: Grid, workers: int) -> list[list[Tria
 
 def _why_not(graph: Graph, device: TileDevice) -> str:
     """Return why no schedule of a kernel graph is legal: what the simplest one lacks."""
-    from ladder.lower.blocks import BlockSchedule
-    from ladder.lower.blocks.analysis import BlockProgram
     from ladder.lower.blocks.geometry import BlockGeometry
 
     try:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import ml_dtypes
 import numpy as np
 
 from ladder.simulate.findings import Finding
@@ -107,8 +108,6 @@ def _numpy(x: torch.Tensor) -> Any:
 
 def native(name: str) -> Any:
     """Return numpy's type of a float."""
-    import ml_dtypes
-
     return np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
 
 

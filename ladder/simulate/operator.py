@@ -19,6 +19,7 @@ from ladder.simulate.launch import SimulationResult, simulate_launch
 from ladder.simulate.translate import Calls
 from ladder.simulate.values import NUMPY, Array
 from targets import TileDevice
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DeviceError, ShapeError
 
 if TYPE_CHECKING:
@@ -221,7 +222,6 @@ class _Entry:
         import torch
 
         from ladder.runtime import experts
-        from tile_types.arrays import torch_dtype
 
         gemm = self.gemm
         x, token_scale = self._quantized(x, token_scale)
@@ -279,8 +279,6 @@ class _Entry:
 def numpy_of(tensor: Any) -> np.ndarray[Any, Any]:
     """View a CPU tensor (or what tvm_ffi made of one) as numpy, narrow floats as ml_dtypes have them."""
     import torch
-
-    from ladder.simulate.values import NUMPY
 
     held = tensor if isinstance(tensor, torch.Tensor) else torch.utils.dlpack.from_dlpack(tensor)
     name = str(held.dtype).removeprefix("torch.")

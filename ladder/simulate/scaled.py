@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ladder.simulate.launch import SimulationResult, simulate_launch
+from tile_types.arrays import torch_dtype
 from tile_types.errors import DeviceError, ShapeError
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ def simulate_scaled(
     from ladder.lower.tvm_lock import tvm_lock
     from ladder.runtime.scaled import ScaledOperand, arguments, check_operands
     from ladder.simulate.operator import FAMILIES, judged, numpy_of
-    from tile_types.arrays import torch_dtype
 
     if not isinstance(lowered, ScaledLowered) or not isinstance(packed, ScaledOperand):
         raise ShapeError(f"a weight packed as {type(packed).__name__} is none of {type(lowered).__name__}")

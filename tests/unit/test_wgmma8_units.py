@@ -10,7 +10,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.lower.cuda.wgmma8_units import STEP, Loop
 from ladder.lower.cuda.wgmma_geometry import WgmmaGeometry
-from schedules.footprint import FP8_INTERVAL, math_registers
+from schedules.footprint import FP8_INTERVAL, math_register_estimate, math_registers
 from schedules.schedule import GpuSchedule
 from targets import get_device
 
@@ -73,7 +73,7 @@ def test_long_sums_of_fp8_stay_in_the_tensor_core() -> None:
         loop = plan(tile, "fp8_e4m3", "fp8_e4m3", 4096)
         assert loop.long
         assert loop.iterations * loop.iteration == FP8_INTERVAL
-        assert loop.geo.register_estimate <= math_registers(tile[2])
+        assert math_register_estimate(loop.geo.gemm, loop.geo.schedule) <= math_registers(tile[2])
     assert not plan((128, 128, 8), "fp8_e4m3", "fp8_e4m3", 128).long
     # Products of two row tiles in turn would need two sets of sums besides the totals.
     assert not plan((32, 128, 4), "fp8_e4m3", "fp8_e4m3", 4096).long

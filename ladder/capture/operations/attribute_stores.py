@@ -69,7 +69,7 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     if found is _TRACEBACK and not is_external(vm, value):
         setter(value, name, item)  # where an error made here has been is no part of what is made again
         return
-    if is_data_of_tensor(found, value):
+    if found is _GETTER and is_plain_tensor(value):
         store_data(vm, value, item)
         return
     slot = type(found) is types.MemberDescriptorType
@@ -168,11 +168,6 @@ def delete_plain(vm: Interpreter, value: Any, name: str) -> None:
 
 
 _GETTER: Any = torch._C.TensorBase.__dict__["data"]
-
-
-def is_data_of_tensor(found: Any, value: Any) -> bool:
-    """Tell whether a descriptor is ``data`` of a tensor."""
-    return found is _GETTER and is_plain_tensor(value)
 
 
 def store_data(vm: Interpreter, value: torch.Tensor, data: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from ladder.api.matmul import Matmul as Product
 from ladder.runtime.compile import forget, target_of, tuning_database
 from ladder.runtime.compile_pool import Campaign, CompilePool
@@ -13,8 +15,6 @@ from targets import get_device
 
 def finetune(product: Product, rows: list[int], kernels: int) -> None:
     """Measure some kernels of a product for some rows and remember the fastest in the user's database."""
-    import torch
-
     name = target_of(torch.device("cuda"))
     campaign = Campaign([product.gemm], rows, name)
     with CompilePool(min(kernels, usable_cores())) as pool, Gauge() as gauge:

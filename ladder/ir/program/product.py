@@ -31,11 +31,6 @@ def operand_type(gemm: Gemm) -> str:
     return "float32"
 
 
-def sums_type(gemm: Gemm) -> str:
-    """Return the type in which the products of one group are summed."""
-    return "int32" if operand_type(gemm) == "int8" else "float32"
-
-
 def block_graph(gemm: Gemm) -> TileProgram:
     """Return what one product computes: groups of K are summed, scaled and added, then stored.
 
@@ -48,7 +43,7 @@ def block_graph(gemm: Gemm) -> TileProgram:
     count: Extent = "G" if grouped else 1
     group: Extent = gemm.group_size if grouped else "K"
     axes: tuple[tuple[str, Extent], ...] = (("m", "M"), ("n", "N"), ("g", count), ("k", group))
-    exact = sums_type(gemm)
+    exact = "int32" if operand_type(gemm) == "int8" else "float32"
 
     def operand(name: str, letters: str, ttype: str) -> Operand:
         shape = tuple(dict(axes)[axis] for axis in letters)

@@ -150,7 +150,7 @@ class Accumulator(Value):
         if isinstance(self.source, Matmul) and self._exclusive():
             self.source.add_into(self.registers)
             return
-        own = self._own_factors()
+        own = self.running.own if self.running is not None and self.is_apart else None
         if not self.is_row:
             self.context.require_whole_columns(self.name)
         for m in range(self.context.row_fragments(self.shape[0])):
@@ -165,10 +165,6 @@ class Accumulator(Value):
         """Whether the accumulator is the only user of a product, which then is accumulated in place."""
         alone = len(self.context.program.users[self.source.name]) == 1
         return alone and self.kind in SUMS and not self.is_apart
-
-    def _own_factors(self) -> list[list[Expr]] | None:
-        """Return what the step's elements are multiplied with, by fragment and row, or None."""
-        return self.running.own if self.running is not None and self.is_apart else None
 
     def _times(self, factors: list[list[Expr]] | None, m: int, elements: list[Expr]) -> list[Expr]:
         if factors is None:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.script import tirx as T
+
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from tile_types.errors import ScheduleError
@@ -110,8 +112,6 @@ class TileLayout:
 
 
 def _word(value: Expr) -> Expr:
-    from tvm.script import tirx as T
-
     return T.uint32(value) if isinstance(value, int) else T.Cast("uint32", value)
 
 

@@ -35,13 +35,10 @@ from ladder.lower.cuda.attention_loads import (
 )
 from ladder.lower.cuda.functions import pack
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.gpu.attention import declare_inputs, unseen_rows
+from ladder.lower.gpu.attention import LOWEST, VECTOR, declare_inputs, joined, unseen_rows, weigh
 from schedules.attention import FRAGMENT, STEP_ROWS, WARP, AttentionSchedule
 from schedules.schedule import check
 from targets import TileDevice
-
-LOWEST = -1e30
-"""Where maxima begin: below every score that counts, and finite, so that differences are numbers."""
 
 
 def over_keys(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
@@ -50,6 +47,10 @@ def over_keys(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
         other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP)
         value = b.bind(combine(value, other))
     return value
+
+
+def _held(value: Expr) -> Expr:
+    return b.Variable("float32", value).value
 
 
 def multiply(spec: Spec, sums: Any, at: int, a: Sequence[Expr], x: Sequence[Expr], *, fresh: bool) -> None:
@@ -98,18 +99,8 @@ class Sums:
         """Find the largest score of a row, and scale what was summed to it; scores become weights."""
         places = enumerate(self.spec.scores)
         mine = [at for at, (_, p, element) in places if p == part and element % 2 == row]
-        running, total = self.maxima[part][row], self.totals[part][row]
-        largest: Expr = running.value
-        for at in mine:
-            largest = T.max(largest, scores[at])
-        largest = b.Variable("float32", over_keys(b.bind(largest), T.max)).value
-        shrink = b.Variable("float32", T.exp2(running.value - largest)).value
-        running.set(largest)
-        added: Expr = total.value * shrink
-        for at in mine:
-            scores[at] = b.Variable("float32", T.exp2(scores[at] - largest)).value
-            added = added + scores[at]
-        total.set(added)
+        held = self.maxima[part][row], self.totals[part][row]
+        shrink = weigh(scores, mine, held, lambda x: _held(over_keys(b.bind(x), T.max)), T.exp2)
         for tile in range(self.spec.tiles):
             for half in range(2):
                 at = (part * self.spec.tiles + tile) * 4 + 2 * half + row
@@ -142,7 +133,7 @@ def seen_scores(
         elif form.mask:
             value = value + keys.masks[index] * T.float32(LOG2_E)
         minus = T.reinterpret("float32", T.uint32(0xFF800000))
-        found.append(b.Variable("float32", T.Select(seen, value, minus)).value)
+        found.append(_held(T.Select(seen, value, minus)))
     return found
 
 
@@ -158,9 +149,6 @@ def weight_operands(spec: Spec, keys: Keys, weights: list[Expr], fragment: int, 
         words.append(spec.operands.transposed(*pair))
     return words
 
-
-VECTOR = 4
-"""Elements of a head that a thread joins at a time."""
 
 PAD = 4
 """float32 between rows of sums, so that lanes of different rows use different banks."""
@@ -293,20 +281,9 @@ class Join:
 
 
 def _joined(states: list[list[Expr]], parts: list[list[Expr]]) -> tuple[list[Expr], Expr, Expr]:
-    """Return sums that were scaled to different largest scores as one; no parts: only their states."""
-    largest = states[0][0]
-    for state in states[1:]:
-        largest = T.max(largest, state[0])
-    largest = b.Variable("float32", largest).value
-    factors = [b.Variable("float32", T.exp2(state[0] - largest)).value for state in states]
-    total: Expr = T.float32(0)
-    for factor, state in zip(factors, states, strict=True):
-        total = total + factor * state[1]
-    sums: list[Expr] = [T.float32(0)] * VECTOR
-    for factor, part in zip(factors, parts, strict=False):
-        sums = [found + factor * value for found, value in zip(sums, part, strict=True)]
-    held = [b.Variable("float32", value).value for value in sums]
-    return held, largest, b.Variable("float32", total).value
+    """Return what `joined` does, in registers."""
+    sums, largest, total = joined(states, parts, T.exp2)
+    return [_held(value) for value in sums], largest, _held(total)
 
 
 def _vector(buffer: Any, *place: Expr) -> list[Expr]:

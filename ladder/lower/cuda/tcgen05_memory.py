@@ -16,7 +16,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_geometry import WARP_ROWS, WgmmaGeometry
 from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE
 from ladder.lower.cuda.wgmma_spec import MathThread
-from schedules.footprint import RESERVED_BYTES, TENSOR_COLUMNS, registers_per_thread, tensor_columns
+from schedules.footprint import RESERVED_BYTES, TENSOR_COLUMNS, tensor_columns
 from targets import TileDevice
 
 SLAB_COLUMNS = 32
@@ -60,11 +60,6 @@ class TensorGeometry(WgmmaGeometry):
     def columns(self) -> int:
         """Columns of tensor memory that a block allocates."""
         return tensor_columns(self.schedule)
-
-    @property
-    def register_estimate(self) -> int:
-        """Registers that a decoding thread needs."""
-        return registers_per_thread(self.gemm, self.schedule)
 
     def resident_blocks(self, device: TileDevice) -> int:
         """Return the blocks that share a multiprocessor, its tensor memory included."""

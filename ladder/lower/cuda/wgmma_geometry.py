@@ -17,7 +17,6 @@ from schedules.footprint import (
     CHUNK_BYTES,
     RESERVED_BYTES,
     carries,
-    math_register_estimate,
     moves_registers,
     scale_span,
     staged_columns,
@@ -228,11 +227,6 @@ class WgmmaGeometry:
         return warpgroup_bytes(self.gemm, self.schedule)
 
     # ---- registers ------------------------------------------------------------------
-    @property
-    def register_estimate(self) -> int:
-        """Registers a math thread needs: sums, two operand sets, packed words, addresses."""
-        return math_register_estimate(self.gemm, self.schedule)
-
     @property
     def reallocates(self) -> bool:
         """Whether the producer hands registers to the math warpgroups (setmaxnreg)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,13 @@ from ladder.lower.gpu.arguments import tir_name
 
 ALIGNMENT = {"q": 16, "k": 16, "v": 16, "out": 16}
 """Bytes at which tensors begin that are accessed in wide pieces."""
+
+
+LOWEST = -1e30
+"""Where maxima begin: below every score that counts, and finite, so that differences are numbers."""
+
+VECTOR = 4
+"""Elements of a head that a thread joins at a time."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,56 @@ def declare_inputs(form: Attention) -> Inputs:
 def unseen_rows(form: Attention, keys: Expr) -> Expr:
     """Return what a row that sees none of the keys is: 0, or NaN where the form is strict."""
     return T.Select(keys > 0, T.float32(math.nan), T.float32(0)) if form.strict else T.float32(0)
+
+
+Function = Callable[[Expr], Expr]
+
+
+def weigh(
+    scores: list[Expr], mine: Sequence[int], row: Sequence[b.Variable], most: Function, power: Function,
+    lift: float = 0.0,
+) -> Expr:  # fmt: skip
+    """Make weights of the scores of one row (online softmax); returns what sums so far are multiplied by.
+
+    mine, row: Which scores are the row's; its largest score so far and the sum of its weights.
+    most, power: Emit the largest number of all lanes that have keys of the row, and a power of two.
+    lift: Binary digits by which weights are larger.
+    """
+    largest: Expr = row[0].value
+    for at in mine:
+        largest = T.max(largest, scores[at])
+    largest = most(largest)
+    shrink = b.Variable("float32", power(row[0].value - largest)).value
+    row[0].set(largest)
+    base = largest - T.float32(lift) if lift else largest
+    added: Expr = row[1].value * shrink
+    for at in mine:
+        scores[at] = b.Variable("float32", power(scores[at] - base)).value
+        added = added + scores[at]
+    row[1].set(added)
+    return shrink
+
+
+def joined(
+    states: Sequence[list[Expr]], parts: Iterable[list[Expr]], power: Function
+) -> tuple[list[Expr], Expr, Expr]:
+    """Return sums that were scaled to different largest scores as one, the largest, and all weights' sum.
+
+    states: Largest score and sum of weights of each part.
+    parts: `VECTOR` sums of each; none where only the states are wanted.
+    """
+    largest = states[0][0]
+    for state in states[1:]:
+        largest = T.max(largest, state[0])
+    largest = b.Variable("float32", largest).value
+    factors = [b.Variable("float32", power(state[0] - largest)).value for state in states]
+    total: Expr = T.float32(0)
+    for factor, state in zip(factors, states, strict=True):
+        total = total + factor * state[1]
+    sums: list[Expr] = [T.float32(0)] * VECTOR
+    for factor, part in zip(factors, parts, strict=False):
+        sums = [found + factor * value for found, value in zip(sums, part, strict=True)]
+    return sums, largest, total
 
 
 def _tir(ttype: str) -> str:

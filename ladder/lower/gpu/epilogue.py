@@ -8,6 +8,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from ladder.ir.gemm import Gemm
+from ladder.ir.ops import get_operator
 from ladder.ir.scalars import kept
 from ladder.lower import Expr
 from ladder.lower import builder as b
@@ -51,8 +52,6 @@ def activate(gemm: Gemm, value: Expr) -> Expr:
 
 def unary(name: str, value: Expr) -> Expr:
     """Apply a unary operator of the operator table to a float32 expression."""
-    from ladder.ir.ops import get_operator
-
     lower = get_operator(name).lower
     if lower is None:
         raise ScheduleError(f"{name!r} is not element-wise, so it cannot run in an epilogue")

@@ -81,7 +81,7 @@ def count_m_tiles(args: Arguments, tile_m: int) -> Expr:
     if args.experts is None:
         return (args.m + tile_m - 1) // tile_m
     if args.slots is not None:
-        return args.slots * _blocks_per_slot(args, tile_m)
+        return args.slots * ((T.truncdiv(args.m, args.slots) + tile_m - 1) // tile_m)
     # Every expert may end within a tile, and no tile is empty.
     return T.min(args.m, (args.m + args.experts * (tile_m - 1)) // tile_m)
 
@@ -129,10 +129,6 @@ class Run:
 def find_rows(args: Arguments, run: Run | None, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:
     """Return expert, first row, end of its rows and whether the tile exists; ``run``: see `find_run`."""
     return _in_slots(args, block, tile_m, lanes) if run is None else _in_run(args, run, block, tile_m, lanes)
-
-
-def _blocks_per_slot(args: Arguments, tile_m: int) -> Expr:
-    return (T.truncdiv(args.m, args.slots) + tile_m - 1) // tile_m
 
 
 def _in_slots(args: Arguments, block: Expr, tile_m: int, lanes: Lanes) -> tuple[Expr, ...]:

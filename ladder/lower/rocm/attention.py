@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import mul
 from typing import Any
 
@@ -27,7 +27,7 @@ from ladder.ir.attention import LOG2_E, Attention
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.activation_tile import each_piece
-from ladder.lower.gpu.attention import declare_inputs, unseen_rows
+from ladder.lower.gpu.attention import LOWEST, VECTOR, declare_inputs, joined, unseen_rows, weigh
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.attention_loads import (
     Keys,
@@ -45,9 +45,6 @@ from ladder.lower.rocm.attention_loads import (
 from ladder.lower.rocm.steps import WaveStep
 from schedules.wave_attention import FRAGMENT, PAD, STATE, WaveAttentionSchedule, registers, shared_words
 from targets import TileDevice
-
-LOWEST = -1e30
-"""Where maxima begin: below every score that counts, and finite, so that differences are numbers."""
 
 FULL = 0.75
 """Part of a lane's registers beyond which an estimate that is too low means spills."""
@@ -121,19 +118,8 @@ class Sums:
 
     def _rescale(self, scores: list[Expr], part: int) -> None:
         mine = [at for at, (_, p, _) in enumerate(self.spec.scores) if p == part]
-        running, total = self.maxima[part], self.totals[part]
-        largest: Expr = running.value
-        for at in mine:
-            largest = T.max(largest, scores[at])
-        largest = over_keys(self.spec, self.place, largest, T.max)
-        shrink = b.Variable("float32", power(running.value - largest)).value
-        running.set(largest)
-        base = largest - T.float32(self.lift) if self.lift else largest
-        added: Expr = total.value * shrink
-        for at in mine:
-            scores[at] = b.Variable("float32", power(scores[at] - base)).value
-            added = added + scores[at]
-        total.set(added)
+        most = partial(over_keys, self.spec, self.place, combine=T.max)
+        shrink = weigh(scores, mine, (self.maxima[part], self.totals[part]), most, power, self.lift)
         for sums in self.values[part]:
             for i in range(self.spec.run):
                 b.store(sums, sums[i] * shrink, i)
@@ -179,9 +165,6 @@ def power(x: Expr) -> Expr:
     """Return a power of two; subnormal ones are 0."""
     return d.intrinsic("float32", "llvm.amdgcn.exp2", x)
 
-
-VECTOR = 4
-"""Elements of a head that a thread joins at a time."""
 
 MOST = 8
 """Elements that a lane stores at once."""
@@ -257,18 +240,8 @@ class Join:
         plan, width = self.spec.schedule, self.spec.form.size + PAD
         rows = [row + wave * plan.rows for wave in range(plan.key_waves)]
         held = [_floats(shared, states + place * STATE, 2) for place in rows]
-        largest = held[0][0]
-        for state in held[1:]:
-            largest = T.max(largest, state[0])
-        largest = b.Variable("float32", largest).value
-        factors = [b.Variable("float32", power(state[0] - largest)).value for state in held]
-        total: Expr = T.float32(0)
-        for factor, state in zip(factors, held, strict=True):
-            total = total + factor * state[1]
-        sums: list[Expr] = [T.float32(0)] * VECTOR
-        for factor, place in zip(factors, rows, strict=True):
-            part = _floats(shared, place * width + at, VECTOR)
-            sums = [found + factor * value for found, value in zip(sums, part, strict=True)]
+        parts = (_floats(shared, place * width + at, VECTOR) for place in rows)
+        sums, _, total = joined(held, parts, power)
         scale = self._inverse(b.Variable("float32", total).value)
         return [value * scale for value in sums]
 

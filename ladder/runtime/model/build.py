@@ -46,7 +46,7 @@ from ladder.runtime.model.recurrent import recurrent_jobs
 from ladder.runtime.model.rows import rows_job
 from ladder.runtime.spills import least_spilling, refuse_spills, warn_of_spills
 from schedules.schedule import Plan
-from targets import TileDevice
+from targets import TileDevice, get_device
 from tile_types.errors import MissingToolError, ScheduleError
 from tile_types.tile import Extent
 
@@ -88,8 +88,6 @@ def build_model(program: Program, where: torch.device) -> Built:
 
     Raises LadderError if a part has no executor there; the message names it.
     """
-    from targets import get_device
-
     return build_prepared(prepare(program, get_device(target_of(where))), where)
 
 
@@ -98,8 +96,6 @@ def build_prepared(prepared: Prepared, where: torch.device) -> Built:
 
     Raises LadderError if a part has no executor there; the message names it.
     """
-    from targets import get_device
-
     device = get_device(target_of(where))
     program = prepared.program
     requests, (kernels, further, reasons) = least_spilling(

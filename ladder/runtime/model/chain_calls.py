@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ladder.ir import evaluate
 from ladder.ir.build import bind
 from ladder.ir.graph import Graph
 from ladder.partition.scatter import numbered, written
@@ -83,8 +84,6 @@ def _extents_within(graph: Graph) -> tuple[Extent, ...]:
 
 def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
     """Compute a chain by the table's reference: kernels do not read tensors that have no elements."""
-    from ladder.ir import evaluate
-
     given = [x.detach().cpu() for x in operands]
     arrays = [(x.double() if x.is_floating_point() else x).numpy() for x in given]
     found = evaluate(graph, arrays)

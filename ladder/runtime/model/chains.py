@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
 from ladder.ir.starts import with_open_starts
+from ladder.lower.chain import emit_chain
 from ladder.lower.chain.scatter import size_names, with_plain_names
 from ladder.runtime.build import Job, function_job
 from tile_types.errors import ScheduleError
@@ -51,8 +52,6 @@ def chain_job(graph: Graph, device: TileDevice, mapping: Mapping | None = None) 
     name = f"ladder_chain_{hashlib.sha256(''.join(facts.values()).encode()).hexdigest()[:10]}"
 
     def emit(name: str) -> Any:
-        from ladder.lower.chain import emit_chain
-
         return emit_chain(graph, device, name, mapping)
 
     others = partial(_other_jobs, graph, device) if mapping is None and device.is_gpu else tuple

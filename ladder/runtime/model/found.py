@@ -17,6 +17,7 @@ from ladder import knobs
 from ladder.installation import cache_root
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph
+from ladder.lower.blocks import emitter_for
 from ladder.lower.blocks.analysis import gemm_of
 from ladder.partition import Subgraph
 from ladder.partition.convolutions import ADDMM, COSTS, chain_us, moved
@@ -181,7 +182,6 @@ def _chosen(
 
 def is_emitted(trial: Trial, device: TileDevice) -> bool:
     """Tell whether kernels can be emitted as scheduled: the model does not know all that must hold."""
-    from ladder.lower.blocks import emitter_for
     from ladder.lower.tvm_lock import tvm_lock
 
     emit, lowering = emitter_for(device), trial.lowering

@@ -13,10 +13,14 @@ import torch
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
+from ladder.runtime.compile import target_of
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.probes import Noted
 from ladder.runtime.model.program import Source
 from ladder.runtime.model.sizes import CallSizes
+from ladder.runtime.packed import pack
+from targets import get_device
+from tile_types import quantize
 
 
 # Subgraphs of parameters alone, computed once by torch in the types of the graph ---------------------
@@ -61,11 +65,6 @@ class Pack:
     count: int = len(DENSE)
 
     def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
-        from ladder.runtime.compile import target_of
-        from ladder.runtime.packed import pack
-        from targets import get_device
-        from tile_types import quantize
-
         stored = [values[at].detach() for at in self.parts]
         if self.graph is None:
             matrix = torch.cat([part.t() if self.turned else part for part in stored]).contiguous()

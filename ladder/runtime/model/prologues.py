@@ -20,6 +20,8 @@ from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.entry_calls import ready
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
+from schedules.footprint import SLICED
+from schedules.policy import rank
 from schedules.schedule import GpuSchedule, Plan, parse_plan
 from targets import TileDevice
 from tile_types.errors import DTypeError, ScheduleError, ShapeError
@@ -115,9 +117,6 @@ def _job(
 
 def _other_jobs(found: Described, gemm: Gemm, device: TileDevice, rows: int) -> Iterator[Job]:
     """Yield the kernel by other schedules that take prologues, those predicted to be fastest first."""
-    from schedules.footprint import SLICED
-    from schedules.policy import rank
-
     for schedule, _ in rank(gemm, device, rows, wide=True):
         told = str(Plan(((ANY_M, schedule),)))
         other = replace(found, schedule=told)

@@ -15,7 +15,7 @@ from ladder.ir.build import GraphBuilder
 from ladder.ir.graph import Graph, Node
 from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
 from ladder.lower.chain.panels import panels
-from ladder.lower.cpu.recurrent import FOUR
+from ladder.lower.cpu.recurrent import FOUR, emit_recurrent
 from ladder.partition.native_parts import DOT_PRODUCTS
 from ladder.partition.subgraphs import call_of
 from ladder.runtime.build import Job, function_job
@@ -45,8 +45,6 @@ def recurrent_job(graph: Graph, device: TileDevice) -> Job:
     name = f"ladder_recurrent_{hashlib.sha256(repr(form).encode()).hexdigest()[:10]}"
 
     def emit(name: str) -> Any:
-        from ladder.lower.cpu.recurrent import emit_recurrent
-
         return emit_recurrent(form, known_registers(device), DOT_PRODUCTS in device.features, name)
 
     return function_job({"recurrent": repr(form)}, name, device, emit)

@@ -11,6 +11,7 @@ import torch
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
 from ladder.ir.row_product import as_row_product
+from ladder.lower.chain import emit_rows
 from ladder.lower.chain.panels import panels, with_winograd
 from ladder.lower.chain.scatter import size_names
 from ladder.runtime.build import Job, function_job
@@ -35,8 +36,6 @@ def rows_job(graph: Graph, device: TileDevice) -> Job:
     name = f"ladder_rows_{hashlib.sha256(repr(facts).encode()).hexdigest()[:10]}"
 
     def emit(name: str) -> Any:
-        from ladder.lower.chain import emit_rows
-
         return emit_rows(chain, depth, windows, registers, name, winograd)
 
     return function_job(facts, name, device, emit)

@@ -31,6 +31,7 @@ from ladder.runtime.model.plan import ModelPlan, make_plan
 from ladder.runtime.model.structure import require_structure, tensor_positions, tensors_taken
 from ladder.runtime.model.whole import WholeModel
 from ladder.runtime.packed import gemm_from_dict
+from targets import get_device
 from tile_types.errors import ArtifactError
 
 STORED = "stored.safetensors"
@@ -46,8 +47,6 @@ def save_model(model: WholeModel, path: str | os.PathLike[str], sign: Any = None
     Returns: The path.
     Raises ArtifactError if the file cannot be written.
     """
-    from targets import get_device
-
     if model.libraries is None:
         raise ArtifactError("this model was loaded from a file: copy that file")
     device = get_device(target_of(model.where))

@@ -203,7 +203,7 @@ def whole_convolution(op: Operation, x: Any, w: Any, x_zero: Any = None, w_zero:
 def _exact_weight(codes: Any) -> Any:
     """Return a weight of codes in a type that holds its sums of products with codes."""
     whole = less_zero(codes, None)
-    return whole.to(_exact_type(_largest_sum(whole)))
+    return whole.to(_exact_type(int(whole.abs().flatten(1).sum(1).max()) * FAR if whole.numel() else 0))
 
 
 def _is_image_of_bytes(x: Any, w: Any, x_zero: Any) -> bool:
@@ -272,8 +272,3 @@ def _new_form(op: Operation, shape: Sequence[int], kernel: Sequence[int], depth:
     window = byte_products.Window(counts, taps, steps, apart, before, depth)
     image, result = (*shape[:2], *(1,) * alone, *extents), (shape[0], kernel[0], *out)
     return byte_products.convolution(image, result, op.get("group", 1), window)
-
-
-def _largest_sum(w: Any) -> int:
-    """Return the largest sum that codes of 8 bits can make with a weight less its zero points."""
-    return int(w.abs().flatten(1).sum(1).max()) * FAR if w.numel() else 0

@@ -256,7 +256,7 @@ class Explorer:
             least_tile(program), packed,
         )  # fmt: skip
         self.steps = limits.operators + (COMBINING if mapping.split else 0)
-        self.shifted = has_maxima(program)
+        self.shifted = any(node.operator == "reduce_max" for node in program.symbolic.nodes)
         self.reach: dict[Value, int] | None = None
         self.small = small_factors(mapping, program, SMALL)
         self.reference = small_program(mapping, program, self.small)
@@ -331,11 +331,6 @@ def packed_operands(program: Program, prefix: Prefix) -> list[int]:
     inputs = [node.name for node in program.symbolic.inputs]
     names = [inputs[i] if i < len(inputs) else "" for i in prefix.operands]
     return [number for number, name in enumerate(names) if name in program.packed]
-
-
-def has_maxima(program: Program) -> bool:
-    """Whether a program subtracts maxima, so that what is found must."""
-    return any(node.operator == "reduce_max" for node in program.symbolic.nodes)
 
 
 def _cheapest(

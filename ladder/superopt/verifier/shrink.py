@@ -178,15 +178,15 @@ def _for_all(
     if [_sizes(bound) for bound in _bounds(*small, modes)] != [_sizes(bound) for bound in bounds]:
         reason = "small extents do not prove all: degrees, exponents or roots grow with the extents"
         return replace(found[-1], verdict="refused", reason=reason, delta=Fraction(0)), extents
-    return _joined(found), extents
+    return joined(found), extents
 
 
 def _grid(windows: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
     return list(itertools.product(*(range(1, last + 1) for last in windows.values())))
 
 
-def _joined(found: Sequence[Certificate]) -> Certificate:
-    """Return the last certificate, of the largest extents, with the error and draws of all."""
+def joined(found: Sequence[Certificate]) -> Certificate:
+    """Return the last certificate (of the largest extents) with the errors, rounds and draws of all."""
     return replace(
         found[-1],
         delta=sum((certificate.delta for certificate in found), Fraction(0)),

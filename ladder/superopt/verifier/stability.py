@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -164,8 +165,6 @@ def _nearest(values: Array, ttype: TType) -> Array:
 
 
 def _bfloat16() -> Any:
-    import ml_dtypes
-
     return ml_dtypes.bfloat16
 
 
