@@ -32,6 +32,11 @@ from ladder.simulate.gcn.wave import Wave
         ("v_readfirstlane_b32 s14, v1", 4),
         ("v_mfma_f32_16x16x16_f16 v[26:29], v[22:23], v[86:87], 0", 8),
         ("ds_write2st64_b32 v92, v3, v4 offset1:16", 8),
+        ("buffer_store_dword v5, off, s[96:99], 0 offset:264", 8),
+        ("s_getpc_b64 s[92:93]", 4),
+        ("s_add_u32 s92, s92, (.LBB0_10-.Lpost_getpc0)&4294967295", 8),
+        ("s_addc_u32 s93, s93, (.LBB0_10-.Lpost_getpc0)>>32", 8),
+        ("s_setpc_b64 s[92:93]", 4),
     ],
 )
 def test_encoded_sizes(line: str, size: int) -> None:
@@ -80,6 +85,28 @@ def test_unknown_instructions_are_named() -> None:
     unknown = [parse_instruction("v_frobnicate_f32 v0, v1"), parse_instruction("s_endpgm")]
     with pytest.raises(GcnError, match="v_frobnicate_f32"):
         Program(Listing("kernel", unknown))
+
+
+@pytest.mark.parametrize(("target", "place"), [(".Lfirst", 0), (".Llast", 6)])
+def test_branches_beyond_reach_add_a_distance_to_the_counter(target: str, place: int) -> None:
+    """Forward and backward: the high half of a negative distance is -1."""
+    lines = [
+        "s_nop 0",
+        "s_getpc_b64 s[4:5]",
+        f"s_add_u32 s4, s4, ({target}-.Lpost)&4294967295",
+        f"s_addc_u32 s5, s5, ({target}-.Lpost)>>32",
+        "s_setpc_b64 s[4:5]",
+        "s_nop 0",
+        "s_endpgm",
+    ]
+    program = Program(
+        Listing("k", [parse_instruction(line) for line in lines], {".Lfirst": 0, ".Lpost": 2, ".Llast": 6})
+    )
+    wave = Wave(None, 0)
+    for at in range(1, 5):
+        wave.pc = at + 1
+        program.steps[at](wave)
+    assert wave.pc == place
 
 
 def executed(line: str, **registers: list[int]) -> list[int]:

@@ -104,7 +104,7 @@ SHORT = (
 )
 """Scalar instructions whose operand lies within their four bytes."""
 
-LONG = ("s_load", "ds_", "global_", "scratch_")
+LONG = ("s_load", "ds_", "global_", "scratch_", "buffer_")
 """Instructions of eight bytes, whatever their operands."""
 
 ALONE = {"v_readfirstlane_b32", "v_accvgpr_mov_b32", "v_nop"}

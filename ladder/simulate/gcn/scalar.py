@@ -6,7 +6,9 @@ Semantics: AMD Instinct MI300 ISA, sections 16.1 to 16.5 (SOP2, SOPK, SOP1, SOPC
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ladder.simulate.gcn import scalar_floats
@@ -293,10 +295,43 @@ def _branch(i: Instruction, name: str, labels: dict[str, int]) -> Step:
     return step
 
 
+DISTANCE = re.compile(r"\((\S+)-(\S+)\)(&4294967295|>>32)")
+"""Half of the distance between two labels: beyond the reach of branches, LLVM adds it to the counter."""
+
+
+def _in_numbers(i: Instruction, labels: dict[str, int]) -> Instruction:
+    """Return an instruction with distances between labels as numbers: of instructions, as the counter is."""
+
+    def number(match: re.Match[str]) -> str:
+        distance = labels[match[1]] - labels[match[2]]
+        return str((distance if match[3].startswith("&") else distance >> 32) & ONES)
+
+    if "(" not in i.text:
+        return i
+    return replace(
+        i, operands=tuple(replace(each, text=DISTANCE.sub(number, each.text)) for each in i.operands)
+    )
+
+
+def _next_place(i: Instruction, name: str) -> Step:
+    return _writing(i, lambda w: (w.pc, None), 2)
+
+
+def _go_to(i: Instruction, name: str) -> Step:
+    to = read(i.operands[0], 2)
+
+    def step(w: Wave) -> None:
+        w.pc = to(w)
+
+    return step
+
+
 ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
     (BINARY, _binary),
     ({f"{kind}_b{size}" for kind in BITWISE for size in (32, 64)}, _bitwise),
     (UNARY, _unary),
+    ({"getpc_b64"}, _next_place),
+    ({"setpc_b64"}, _go_to),
     (
         {f"{kind}_b{size}" for kind in ("lshl", "lshr") for size in (32, 64)} | {"ashr_i32", "ashr_i64"},
         _shift,
@@ -316,6 +351,7 @@ ROWS: tuple[tuple[Any, Callable[[Instruction, str], Step]], ...] = (
 
 def translate(i: Instruction, labels: dict[str, int]) -> Step | None:
     """Return the closure of a scalar instruction; None if it is none that is known."""
+    i = _in_numbers(i, labels)
     name = i.op.removeprefix("s_")
     if i.op.startswith("v_s_"):
         return scalar_floats.translate(i)
