@@ -97,6 +97,8 @@ def _matrix(layer: Layer, codes: torch.Tensor, scale: torch.Tensor) -> Quantized
     n, k = codes.shape[0], codes.shape[1] * (2 if pairs else 1)
     if scale.ndim < 2 and scale.numel() in (1, n):
         scale = scale.reshape(-1, 1)
+    if scale.ndim == 3 and scale.shape[2] == 1:  # musubi-tuner's of parts of rows
+        scale = scale[:, :, 0]
     layer.require(scale.ndim == 2 and 0 not in scale.shape, f"scales have the shape {list(scale.shape)}")
     rows, columns = scale.shape
     block = stated_block(layer, n, k, rows, columns) if not pairs else (1, k // columns)
@@ -140,8 +142,13 @@ def _fp8(*names: str) -> Format:
         methods=("fp8", "mxfp8", *AUTO_ROUND),
         parts=(codes,),
         result=codes,
-        doc="fp8 and fp4 with scales of blocks (DeepSeek, Qwen3, Mistral)",
+        doc="fp8 and fp4 with scales of blocks (DeepSeek, Qwen3, Mistral, ComfyUI's scaled fp8)",
     )
 
 
-FP8 = (_fp8("", "_scale_inv"), _fp8(".weight", ".scale"), _fp8(".weight", ".qscale_weight"))
+FP8 = (
+    _fp8("", "_scale_inv"),
+    _fp8(".weight", ".scale"),
+    _fp8(".weight", ".qscale_weight"),
+    _fp8(".weight", ".scale_weight"),
+)

@@ -13,6 +13,7 @@ from ladder.formats import (
     bitnet,
     bitsandbytes,
     blocks,
+    comfy,
     compressed,
     gptq,
     hqq,
@@ -21,6 +22,7 @@ from ladder.formats import (
     native,
     torchao,
 )
+from ladder.formats.beside import by_module, require_no_transforms, require_nothing_else, scaled_by
 from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
 from ladder.formats.gguf import SPLIT, read_gguf
 from ladder.formats.layer import GENERIC, SCALES, Format, Layer, Loaded, Shape
@@ -46,6 +48,7 @@ FORMATS = (
     compressed.PACKED,
     compressed.MX,
     compressed.NVFP4,
+    *comfy.FORMATS,
     modelopt.NVFP4,
     modelopt.MXFP4,
     modelopt.INT4,
@@ -310,6 +313,8 @@ def assign(
         require(name in taken or not _is_claimed(name, config), f"{name}: {why}")
     rest = {name: stored for name, stored in arrays.items() if name not in taken}
     _require_plain(rest, arrays, config)
+    require_nothing_else(layers, rest)
+    require_no_transforms(config)
     smoothed = next((name for name in arrays if _is_smoothed(name, arrays, layers)), None)
     require(smoothed is None, f"{smoothed}: inputs that are multiplied before a product are not read yet")
     clash = next((name for name in layers if name in arrays and name not in taken), None)
@@ -327,17 +332,21 @@ def _require_plain(rest: Mapping[str, Stored], arrays: Arrays, config: Mapping[s
     """Raise if what belongs to no quantized tensor, by its name, type or the configuration, should do so."""
     method = config.get("quant_method")
     stated = [form for form in FORMATS if method in form.methods]
-    beside = (*BESIDE_CODES, *(part for form in stated for part in form.parts if part not in GENERIC))
+    lost = (*BESIDE_CODES, *(part for form in stated for part in form.parts if part not in GENERIC))
     known = bool(stated) or method in (None, *OWN_METHODS)
     described = bool(stated) or (method is None and bool(config))  # MLX names no method
+    modules = by_module(arrays)
     for name, stored in rest.items():
         require(not _is_lost(name, arrays), f"{name} is there without its description")
-        require(not name.endswith(beside), f"{name} is there without the codes that it belongs to")
+        require(not name.endswith(lost), f"{name} is there without the codes that it belongs to")
         code = _is_code(stored) if known else stored.dtype not in PLAIN
         require(
             not (code and described), f"{name} is {stored.dtype}, and the scales of such codes are missing"
         )
         require(known or not code, f"{name} is {stored.dtype}; the method {method!r} is not read")
+        beside = scaled_by(name, modules[name.rpartition(".")[0]]) if code else None
+        require(beside is None, f"{name} is {stored.dtype} beside {beside}: a form that is not read")
+        require(not name.endswith(UNREAD), f"{name}: codes of a form that is not read")
     for name in torchao.part_names(arrays.metadata):
         require(name not in rest, f"{name} is there without the rest of its tensor")
 
@@ -399,11 +408,15 @@ PLAIN = (*SCALES, "float64")
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 """Types of words of codes."""
 
-CODE_NAMES = (".weight", "_weight", ".codes", ".indices", "._data", ".dqweight", ".qweight")
-"""Suffixes of codes, of what is not read too (AQLM, VPTQ, quanto, HIGGS, FP-Quant)."""
+CODE_NAMES = (".weight", "_weight", ".codes", ".indices", "._data", ".dqweight", ".qweight", ".B")
+"""Suffixes of codes, of what is not read too (AQLM, VPTQ, quanto, HIGGS, FP-Quant, Marlin)."""
+
+UNREAD = (".trellis", ".Qidxs", ".bitmask", ".q_weight", "._data")
+"""Suffixes of codes of forms that are not read: EXL2 and 3, QTIP, QuIP#, sparse weights, quanto."""
 
 BESIDE_CODES = (
     *(".qzeros", ".nbits", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),
+    comfy.MARK,
     *(".weight.absmax", ".weight.nested_absmax", ".weight.nested_quant_map", *bitsandbytes.STATES),
 )
 """Suffixes that no array has which does not describe codes beside it."""

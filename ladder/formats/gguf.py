@@ -43,6 +43,9 @@ PLAIN |= {30: "bfloat16"}
 """ggml's number of a type that is not quantized -> torch's name."""
 
 
+SCALE = ".scale"
+"""Suffix of the factors of a tensor: NVFP4's, and BitNet's."""
+
 SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 """Name of one of the files that a model is split into: llama.cpp's, numbered from 1."""
 
@@ -239,7 +242,19 @@ def _placed(cursor: Cursor, metadata: dict[str, Any], infos: list[_Info], start:
         spans.append((begin, begin + stored.nbytes, info.name))
     for (_, end, _), (begin, _, name) in zip(sorted(spans), sorted(spans)[1:], strict=False):
         require(begin >= end, f"tensor {name!r} of {file.path} overlaps another")
+    for name in [name for name in found.plain if name.endswith(SCALE)]:
+        _scale_layer(found, name)
     return found
+
+
+def _scale_layer(found: GgufFile, name: str) -> None:
+    """Add to a quantized tensor the factor, or one per expert, that llama.cpp multiplies its products by."""
+    weight = name.removesuffix(SCALE) + ".weight"
+    if weight in found.layers:
+        form, layer = found.layers[weight]
+        factors, outer = found.plain[name], layer.shape("")[:-2]
+        if factors.dtype == "float32" and math.prod(factors.shape) in (1, math.prod(outer)):
+            found.layers[weight] = form, Layer(weight, {**layer.parts, SCALE: found.plain.pop(name)})
 
 
 def shape_of(row: BlockType, layer: Layer) -> Shape:
@@ -252,11 +267,13 @@ def read(row: BlockType, layer: Layer) -> Loaded:
     """Read a matrix, or a stack of them as one each; a vector is a matrix of one row."""
     *outer, n, k = (1, *shape_of(row, layer))[-max(len(layer.shape("")), 2) :]
     octets = layer.tensor("").view(-1, n, k // row.elements, row.nbytes)
-    matrices = tuple(_matrix(row, one, k) for one in octets)
+    factors = layer.tensor(SCALE).flatten().tolist() if SCALE in layer else [None]
+    factors = factors if len(factors) == len(octets) else factors * len(octets)
+    matrices = tuple(_matrix(row, one, k, factor) for one, factor in zip(octets, factors, strict=True))
     return matrices if outer else matrices[0]
 
 
-def _matrix(row: BlockType, octets: torch.Tensor, k: int) -> QuantizedTensor:
+def _matrix(row: BlockType, octets: torch.Tensor, k: int, factor: float | None) -> QuantizedTensor:
     """Take the blocks ``[N, blocks, bytes]`` of a matrix apart."""
     import torch
 
@@ -273,7 +290,8 @@ def _matrix(row: BlockType, octets: torch.Tensor, k: int) -> QuantizedTensor:
         (1, k // scale.shape[1]),
         scale=scale,
         scale_type=row.scale,
-        offset=offsets[0] if offsets else None,
+        offset=None if not offsets else offsets[0] if factor is None else offsets[0] * factor,
+        tensor_scale=factor,
         type_name={"mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(row.name, ""),
     )
 

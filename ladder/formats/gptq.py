@@ -94,7 +94,11 @@ def is_auto_round(layer: Layer) -> bool:
 def is_gptq(layer: Layer) -> bool:
     """Tell GPTQ from AWQ by shapes: codes of one output per column."""
     weight, scales = layer[".qweight"], layer[".scales"]
-    return len(weight.shape) == len(scales.shape) == 2 and weight.shape[1] == scales.shape[1]
+    fits = len(weight.shape) == len(scales.shape) == 2 and weight.shape[1] == scales.shape[1]
+    if fits:  # GPTQModel's pack_dtype may be another
+        layer.require_type(".qweight", "int32")
+        layer.require_type(".qzeros", "int32")
+    return fits
 
 
 def zero_points(layer: Layer, form: PackedForm) -> torch.Tensor:

@@ -63,7 +63,7 @@ def read_int4(layer: Layer) -> QuantizedTensor:
 NVFP4 = Format(
     "modelopt-nvfp4",
     ".weight_scale_2",
-    lambda layer: layer[".weight"].dtype == "uint8",
+    lambda layer: (layer[".weight"].dtype, layer[".weight_scale"].dtype) == ("uint8", "float8_e4m3fn"),
     lambda layer: nvfp4_shape(layer, CODES),
     read_nvfp4,
     methods=METHODS,

@@ -170,14 +170,22 @@ def int4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
 
 
 def unswizzled(layer: Layer, data: dict[str, Any], rows: int, columns: int) -> torch.Tensor:
-    """Return scales [N, K / b]; in cuBLAS's layout, tiles of 128 x 4 lie as 32 x 4 x 4."""
+    """Return the bytes of scales [N, K / b]."""
     import torch
 
+    if data.get("is_swizzled_scales"):
+        return untiled(layer, "_scale", rows, columns)
     octets = layer.tensor("_scale").contiguous().view(torch.uint8)
-    if not data.get("is_swizzled_scales"):
-        fits = _long(octets.shape) == _long((rows, columns))
-        layer.require(fits, f"scales {list(octets.shape)} for {rows} x {columns} blocks")
-        return octets.reshape(rows, columns)
+    fits = _long(octets.shape) == _long((rows, columns))
+    layer.require(fits, f"scales {list(octets.shape)} for {rows} x {columns} blocks")
+    return octets.reshape(rows, columns)
+
+
+def untiled(layer: Layer, part: str, rows: int, columns: int) -> torch.Tensor:
+    """Return the bytes of scales that lie in cuBLAS's layout, in which tiles of 128 x 4 are 32 x 4 x 4."""
+    import torch
+
+    octets = layer.tensor(part).contiguous().view(torch.uint8)
     high, wide = -(-rows // 128), -(-columns // 4)
     layer.require(octets.numel() == high * wide * 512, f"{octets.numel()} swizzled scales")
     tiles = octets.reshape(high, wide, 32, 4, 4).permute(0, 3, 2, 1, 4)

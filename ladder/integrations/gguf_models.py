@@ -7,6 +7,7 @@ the codes; matrices that it changed otherwise, embeddings and norms are dequanti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +28,7 @@ from ladder.api.linear_modules import is_linear, is_transposed
 from ladder.api.stacked_experts import is_experts
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.files import Stored, require
-from ladder.formats.gguf import SPLIT
+from ladder.formats.gguf import SCALE, SPLIT
 from ladder.formats.layer import Format, Layer
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError
@@ -35,6 +36,9 @@ from tile_types.shards import taken_rows
 
 FREQUENCIES = "rope_freqs.weight"
 """Divisors of rotary frequencies: how llama.cpp stores ``rope_type="llama3"``."""
+
+INPUTS = ".input_scale"
+"""Suffix of what llama.cpp quantizes a layer's inputs by, where it does."""
 
 HEAD = "output.weight"
 
@@ -111,7 +115,7 @@ def _divided(
     layers: dict[str, tuple[Format, Layer]] = {}
     values: dict[str, torch.Tensor] = {}
     for stored in checkpoint:
-        if stored == FREQUENCIES:
+        if stored == FREQUENCIES or stored.endswith(INPUTS):
             continue
         name = names.get(stored) or names.get(stored.removesuffix(".weight"))
         if name is None:
@@ -164,7 +168,16 @@ def _expert(layer: Layer, expert: int) -> Layer:
     assert isinstance(part, Stored)
     each = part.nbytes // part.shape[0]
     one = replace(part, shape=part.shape[1:], begin=part.begin + expert * each)
-    return replace(layer, parts={"": one})
+    return replace(layer, parts={"": one, **_factor(layer, expert)})
+
+
+def _factor(layer: Layer, expert: int) -> dict[str, Stored]:
+    """Return the part of a matrix of a stack that holds its factor, if there are any."""
+    factors = layer.parts.get(SCALE)
+    if not isinstance(factors, Stored):
+        return {}
+    chosen = min(expert, math.prod(factors.shape) - 1)  # one may serve all
+    return {SCALE: replace(factors, shape=(1,), begin=factors.begin + 4 * chosen)}
 
 
 def _rows(

@@ -1,7 +1,7 @@
 """Write the small checkpoints of ``files/`` with the formats' own tools, and the digests of their own values.
 
 Run in an environment of its own, which needs gguf, compressed-tensors, bitsandbytes, torchao, hqq, autoawq,
-gptqmodel, mlx-cpu and nvidia-modelopt; the tests need none of them:
+gptqmodel, mlx-cpu, nvidia-modelopt and comfy-kitchen; the tests need none of them:
 
     python tests/formats/make_files.py [name ...]
 """
@@ -321,6 +321,24 @@ def bitnet(kind: str) -> Case:
     return arrays, config, {"layer.weight": codes * 0.25}
 
 
+def comfy(form: str, n: int = N, k: int = K, **options: Any) -> Case:
+    """What ComfyUI stores: the arrays of comfy-kitchen's layouts, and a text beside them."""
+    from comfy_kitchen import tensor as layouts
+
+    layout = {
+        "float8_e4m3fn": layouts.TensorCoreFP8Layout,
+        "int8_tensorwise": layouts.TensorWiseINT8Layout,
+        "mxfp8": layouts.TensorCoreMXFP8Layout,
+        "nvfp4": layouts.TensorCoreNVFP4Layout,
+    }[form]
+    codes, numbers = layout.quantize(weight(67, n, k), **options)
+    own = layout.dequantize(codes, numbers)
+    stored = layout.state_dict_tensors(codes, numbers)
+    text = list(json.dumps({"format": form}).encode())
+    arrays = {f"layer.weight{suffix}": value for suffix, value in stored.items()}
+    return arrays | {"layer.comfy_quant": torch.tensor(text, dtype=torch.uint8)}, {}, {"layer.weight": own}
+
+
 def torchao(kind: str) -> Case:
     import torchao.quantization as q
     from torchao.prototype.mx_formats.mx_tensor import MXTensor
@@ -474,6 +492,12 @@ CASES: dict[str, Callable[[], Case]] = {
     "mlx_experts": lambda: mlx(4, experts=2),
     **{f"mlx_{mode}": lambda mode=mode: mlx(mode=mode) for mode in ("mxfp4", "mxfp8", "nvfp4")},
     **{f"bitnet_{kind}": lambda kind=kind: bitnet(kind) for kind in ("bitlinear", "autobitlinear")},
+    "comfy_fp8": lambda: comfy("float8_e4m3fn"),
+    "comfy_int8": lambda: comfy("int8_tensorwise"),
+    "comfy_int8_rows": lambda: comfy("int8_tensorwise", per_channel=True),
+    "comfy_mxfp8": lambda: comfy("mxfp8", 40, 96),
+    "comfy_nvfp4": lambda: comfy("nvfp4", 128, 64),
+    "comfy_nvfp4_padded": lambda: comfy("nvfp4", 30, 70),
     **{
         f"torchao_{kind}": lambda kind=kind: torchao(kind)
         for kind in (

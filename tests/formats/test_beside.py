@@ -1,0 +1,194 @@
+"""What lies beside codes, and would be lost: read with them, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ladder
+
+FILES = Path(__file__).parent / "files"
+EXPECTED = json.loads((FILES / "expected.json").read_text())
+N, K = 32, 128
+
+
+def changed(
+    name: str, folder: Path, arrays: dict[str, torch.Tensor], config: dict[str, Any] | None = None
+) -> Path:
+    """Write a tool's file with further arrays, and further words in its configuration."""
+    file = FILES / f"{name}.safetensors"
+    save_file({**load_file(file), **arrays}, folder / "model.safetensors")
+    stated = {**EXPECTED[file.name]["config"], **(config or {})}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": stated or None}))
+    return folder
+
+
+BESIDE = {
+    "ParoQuant": (
+        "awq_gemm",
+        {"layer.theta": torch.rand(8, K // 2), "layer.channel_scales": torch.rand(1, K)},
+    ),
+    "EoRA": (
+        "gptq_v2_4bit",
+        {"layer.lora_A.weight": torch.rand(4, K), "layer.lora_B.weight": torch.rand(N, 4)},
+    ),
+    "SVDQuant": ("modelopt_nvfp4", {"layer.svdquant_lora_a": torch.rand(4, K)}),
+    "SINQ": ("hqq_4bit", {"layer.scale2": torch.rand(1, K)}),
+    "Quark's rotations": ("modelopt_mxfp4", {"layer.input_rotation": torch.rand(32, 32)}),
+    "BitNet's norms": ("bitnet_autobitlinear", {"layer.rms_norm.weight": torch.rand(K)}),
+    "smoothing": ("awq_gemm", {"layer.smooth": torch.rand(K)}),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE)
+def test_arrays_that_no_format_knows_are_refused(what: str, tmp_path: Path) -> None:
+    """Each of these was read as if nothing lay beside the codes."""
+    name, arrays = BESIDE[what]
+    with pytest.raises(ladder.CheckpointError, match=r"layer\.\w+.*beside the codes of layer\.weight"):
+        ladder.load_checkpoint(changed(name, tmp_path, arrays))
+
+
+def test_what_weights_do_not_depend_on_is_allowed(tmp_path: Path) -> None:
+    names = (
+        "bias",
+        "input_scale",
+        "input_global_scale",
+        "k_scale",
+        "output_scale",
+        "activation_scale",
+        "scale_input",
+    )
+    arrays = {f"layer.{name}": torch.ones(1) for name in names}
+    checkpoint = ladder.load_checkpoint(changed("ct_fp8_channel", tmp_path, arrays))
+    assert set(checkpoint.plain) == set(arrays)
+
+
+WITHOUT_A_CONFIGURATION = {
+    "EETQ": {"weight": torch.int8, "weight_scales": torch.float16},
+    "executorch": {"weight": torch.int8, "scales": torch.float32},
+    "gpt-fast": {"weight": torch.int32, "scales_and_zeros": torch.bfloat16},
+    "AQLM": {"codes": torch.int8, "codebooks": torch.float16, "scales": torch.float16},
+    "quanto": {"weight._data": torch.int8, "weight._scale": torch.float16},
+    "quanto's 4 bits": {"weight._data._data": torch.uint8, "weight._scale": torch.float16},
+    "TensorRT-LLM": {"weight": torch.uint8, "weights_scaling_factor": torch.float16},
+    "MLC": {"q_weight": torch.int32, "q_scale": torch.float16},
+    "EXL3": {"trellis": torch.int16, "suh": torch.float16},
+    "QuIP#": {"Qidxs": torch.int64, "SU": torch.float16},
+    "sparse": {"compressed": torch.float16, "bitmask": torch.uint8},
+}
+
+
+@pytest.mark.parametrize("tool", WITHOUT_A_CONFIGURATION)
+def test_codes_of_other_tools_are_no_tensors(tool: str, tmp_path: Path) -> None:
+    """Nothing says how they are quantized, but what lies beside them."""
+    arrays = {
+        f"a.b.{name}": torch.ones(4, 8, dtype=kind) for name, kind in WITHOUT_A_CONFIGURATION[tool].items()
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    with pytest.raises(ladder.CheckpointError, match="form that is not read"):
+        ladder.load_checkpoint(tmp_path)
+
+
+def test_casts_without_scales_are_tensors(tmp_path: Path) -> None:
+    """Weights cast to fp8, beside norms that have a ``scale`` of their own; integers that are no codes."""
+    arrays = {
+        "a.qkv.weight": torch.ones(4, 8).to(torch.float8_e4m3fn),
+        "a.qkv.input_scale": torch.ones(1),
+        "a.norm.scale": torch.ones(8),
+        "a.index": torch.ones(4, 4, dtype=torch.int64),
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    assert set(ladder.load_checkpoint(tmp_path)) == set(arrays)
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ({"transform_config": {"config_groups": {"R3": {"apply": [{"location": "input"}]}}}}, True),
+        ({"transform_config": {"config_groups": {"R1": {"apply": [{"location": "weight_output"}]}}}}, False),
+        ({"rotation_config": {"hadamard_type": "hadamard", "block_size": 32}}, True),
+        ({"spinquant_config": {"r1": True}}, True),
+        ({"rotation_config": None}, False),
+    ],
+)
+def test_transforms_of_a_running_model_are_refused(
+    config: dict[str, Any], refused: bool, tmp_path: Path
+) -> None:
+    changed("ct_pack_4bit", tmp_path, {}, config)
+    if refused:
+        with pytest.raises(ladder.CheckpointError, match="the configuration"):
+            ladder.load_checkpoint(tmp_path)
+    else:
+        assert "layer.weight" in ladder.load_checkpoint(tmp_path).layers
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ({"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 16}, "convrot"),
+        ({"format": "convrot_w4a4"}, "'convrot_w4a4' is not read"),
+        ({}, "None is not read"),
+    ],
+)
+def test_comfyui_formats_that_are_not_read_are_named(text: dict[str, Any], word: str, tmp_path: Path) -> None:
+    mark = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
+    with pytest.raises(ladder.CheckpointError, match=word):
+        ladder.load_checkpoint(changed("comfy_int8", tmp_path, {"layer.comfy_quant": mark}))
+
+
+@pytest.mark.parametrize("name", ["comfy_nvfp4", "comfy_mxfp8"])
+def test_comfyui_may_describe_layers_in_the_header(name: str, tmp_path: Path) -> None:
+    """The layers of both descriptions are equal: scales in tiles, NVFP4's first code in the upper half."""
+    arrays = load_file(FILES / f"{name}.safetensors")
+    layers = {"layer": json.loads(bytes(arrays.pop("layer.comfy_quant").tolist()))}
+    header = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
+    save_file(arrays, tmp_path / "model.safetensors", header)
+    expected = ladder.load_checkpoint(FILES / f"{name}.safetensors")
+    found = ladder.load_checkpoint(tmp_path)
+    assert torch.equal(found.dequantize("layer.weight"), expected.dequantize("layer.weight"))
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(0.3), torch.rand(N, 1), torch.rand(N, 4, 1)])
+def test_scaled_fp8_of_comfyui(scale: torch.Tensor, tmp_path: Path) -> None:
+    """One scale, musubi-tuner's of rows, and of parts of rows."""
+    codes = torch.randn(N, K).to(torch.float8_e4m3fn)
+    marker = {"scaled_fp8": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+    arrays = {"a.weight": codes, "a.scale_weight": scale, "a.scale_input": torch.ones(1), **marker}
+    save_file(arrays, tmp_path / "model.safetensors")
+    parts = scale.reshape(-1, scale.shape[1] if scale.ndim == 3 else 1)
+    own = (codes.float().view(N, parts.shape[1], -1) * parts[..., None]).view(N, K)
+    assert torch.equal(ladder.load_checkpoint(tmp_path).dequantize("a.weight"), own)
+
+
+@pytest.mark.parametrize("kind", ["NVFP4", "TQ2_0", "Q4_K", "Q8_0"])
+@pytest.mark.parametrize("experts", [0, 3])
+def test_factors_of_gguf_tensors(kind: str, experts: int, tmp_path: Path) -> None:
+    """llama.cpp multiplies the products of ``a.weight`` by ``a.scale``: of NVFP4, and of BitNet's."""
+    number, random = gguf.GGMLQuantizationType[kind], np.random.default_rng(3)
+    elements, nbytes = gguf.GGML_QUANT_SIZES[number]
+    octets = random.integers(0, 64, (*[experts] * bool(experts), 2, 512 // elements * nbytes), dtype=np.uint8)
+    factors = random.random(max(experts, 1), dtype=np.float32)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("a.weight", octets, raw_dtype=number)
+    writer.add_tensor("a.scale", factors)
+    writer.add_tensor("a.input_scale", np.ones(1, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    checkpoint = ladder.load_checkpoint(tmp_path / "m.gguf")
+    own = torch.from_numpy(gguf.quants.dequantize(octets, number)).double()
+    own = own * torch.from_numpy(factors).double().view(-1, 1, 1)[: max(experts, 1)].reshape(
+        -1, *[1] * (own.ndim - 1)
+    )
+    found = checkpoint.dequantize("a.weight").double()
+    assert found.shape == own.shape
+    assert (found - own).abs().max() <= 2e-7 * own.abs().max()
+    assert set(checkpoint.plain) == {"a.input_scale"}
