@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ladder.api.compiler import Compiler
+from ladder.capture.captured import run_as_is
 from ladder.capture.trace.graph_module import respell, switched
 
 
@@ -34,7 +37,10 @@ def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Call
     takes none.
     """
     fix_floats(module)
+    examples = with_full_precision(module, examples)
     respell(module)
+    if any(isinstance(each, FakeTensor) for each in given_for(module)):
+        return run_as_is(module, examples)  # for such arguments alone, as torch guards; they have no values
     module, held = without_held(module)
     examples = [*examples, *held]
     read = [*examples, *module.parameters(), *module.buffers()]
@@ -45,6 +51,29 @@ def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Call
         module.meta["open"] = opened
     run = compiler(module, examples)
     return (lambda *given: run(*given, *held)) if held else run
+
+
+def given_for(module: torch.fx.GraphModule) -> Iterator[Any]:
+    """Yield what the arguments of a graph were in the call for which torch made it, as far as it tells."""
+    for node in module.graph.nodes:
+        if node.op == "placeholder" and (origin := node.meta.get("grapharg")) is not None:
+            with suppress(AttributeError, AssertionError):  # it is let go of once guards are made
+                yield origin.example
+
+
+def with_full_precision(module: torch.fx.GraphModule, examples: list[Any]) -> list[Any]:
+    """Return examples in which Python's floats that arrive as tensors are of float64.
+
+    So torch hands them over, though it shows those of ``random`` as float32.
+    """
+    places = [node for node in module.graph.nodes if node.op == "placeholder"]
+    found = []
+    for node, example in zip(places, examples, strict=True):
+        number = getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
+        if number and isinstance(example, torch.Tensor) and example.is_floating_point():
+            example = node.meta["example_value"] = example.double()
+        found.append(example)
+    return found
 
 
 def without_held(module: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:

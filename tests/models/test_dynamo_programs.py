@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ladder.api.compiler import Compiler
 from ladder.integrations import dynamo
@@ -171,3 +174,34 @@ def test_powers_of_negative_numbers() -> None:
         # torch's own `cond` writes its sides out too, and wrong, where nothing is compiled.
         side = signs(x) if x.sum() > 0 else (-2.0) ** x
         torch.testing.assert_close(torch.compile(chosen, backend=backend)(x), side)
+
+
+def test_random_numbers_of_python_arrive_as_torch_hands_them_over() -> None:
+    def drawn(x: Tensor) -> Any:
+        y = x + random.uniform(10, 20)
+        return y * random.randint(2, 18), y + random.random(), random.random()
+
+    fast = torch.compile(drawn, backend="ladder")
+    with torch.no_grad():
+        for seed, rows in enumerate((3, 3, 4, 5)):
+            for x in (torch.randn(rows, 4), torch.randn(rows, 4, dtype=torch.float64)):
+                random.seed(seed)
+                expected = drawn(x)
+                random.seed(seed)
+                torch.testing.assert_close(fast(x), expected)
+
+
+def test_fake_tensors_are_given_to_torch() -> None:
+    def written(x: Tensor) -> Tensor:
+        x.add_(1)
+        return x.softmax(-1) @ torch.ones(4, 3)
+
+    fast, x = torch.compile(written, backend="ladder"), torch.randn(5, 4)
+    open_sizes = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
+    with torch.no_grad():
+        with FakeTensorMode() as mode:
+            assert fast(mode.from_tensor(x)).shape == (5, 3)
+        with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+            found = fast(mode.from_tensor(x, symbolic_context=open_sizes))
+            assert isinstance(found, FakeTensor)
+        torch.testing.assert_close(fast(x.clone()), written(x.clone()))
