@@ -16,6 +16,12 @@ from ladder.ir.shapes import replaced
 from ladder.rewrite.rules import Match, Pattern, Rule, Rules, pattern
 from tile_types.tile import Extent
 
+REPEATED = 3
+"""Times that a join has the same operands from which on an index repeats them: kernels have code for each."""
+
+NARROW = 16
+"""Columns of what is repeated from which on it stays a join: its pieces are vectors, remainders are not."""
+
 Pair = tuple[Extent, ...]
 """Extents of two neighbouring axes."""
 
@@ -182,8 +188,31 @@ def _shown(builder: GraphBuilder, value: str, axis: int) -> list[str] | None:
     return found
 
 
+def _join_of_repeats(match: Match) -> str | None:
+    """``concat(x, y, x, y, x, y)`` -> ``concat(x, y)``, repeated along a new axis before its own."""
+    values, shape, level = match.root.inputs, match.root.tile.shape, match.root.tile.level
+    axis, period = node_attributes(match.root)["axis"] % len(shape), _period(values)
+    times, whole = len(values) // period, shape[axis]
+    if times < REPEATED or not isinstance(whole, int):
+        return None
+    if axis == len(shape) - 1 and whole // times >= NARROW:
+        return None
+    group = match.builder.add("concat", *values[:period], level=level, axis=axis) if period > 1 else values[0]
+    own = match.builder.tile(group).shape[axis:]
+    one = match.builder.add("reshape", group, level=level, shape=(*shape[:axis], 1, *own))
+    many = match.builder.add("broadcast", one, level=level, shape=(*shape[:axis], times, *own))
+    return match.builder.add("reshape", many, level=level, shape=shape)
+
+
+def _period(values: tuple[str, ...]) -> int:
+    """Return after how many values the same ones follow again, to the end."""
+    count = len(values)
+    return next(n for n in range(1, count + 1) if count % n == 0 and values == values[:n] * (count // n))
+
+
 JOIN_FOLDING: Rules = (
     Rule("fold slice of slice", pattern("slice", pattern("slice", "x", name="inner")), _slice_of_slice),
     Rule("slice an operand of a join", pattern("slice", pattern("concat", name="join")), _slice_of_join),
     Rule("join operands of joins", pattern("concat"), _join_of_slices),
+    Rule("repeat what a join repeats", pattern("concat"), _join_of_repeats),
 )

@@ -326,6 +326,30 @@ def test_slices_of_joins(begin, count, step, axis, left):
     np.testing.assert_array_equal(evaluate(result, given), evaluate(graph, given))
 
 
+@pytest.mark.parametrize(
+    ("order", "shape", "axis", "joins"),
+    [
+        ("ababab", (4, 1), 1, 2),
+        ("ababab", (4, 1), 0, 2),
+        ("aaa", (2, 3), 1, 0),
+        ("aaaa", (2, 20), 0, 0),
+        ("abab", (4, 1), 1, 4),
+        ("abaab", (4, 1), 1, 5),
+        ("aaa", (2, 16), 1, 3),
+    ],
+)
+def test_what_a_join_repeats_is_repeated_by_index(order, shape, axis, joins):
+    """Where it has the same ones three times or more; wide ones along the last axis stay pieces of a row."""
+    g = GraphBuilder("repeated")
+    parts = {name: g.input(name, "float32", shape) for name in sorted(set(order))}
+    graph = g.finish(g.add("concat", *map(parts.__getitem__, order), axis=axis))
+    result = rewrite(graph, LAYOUT_FOLDING + JOIN_FOLDING)
+    found = [len(node.inputs) for node in result.nodes if node.operator == "concat"]
+    assert found == ([joins] if joins else [])
+    given = operands(graph)
+    np.testing.assert_array_equal(evaluate(result, given), evaluate(graph, given))
+
+
 def test_slices_of_slices_are_one():
     g = GraphBuilder("twice")
     x = g.input("x", "float32", (20, "n"))

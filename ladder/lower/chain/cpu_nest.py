@@ -76,12 +76,18 @@ class CpuNest(Nest):
 
     def kept_by(self, node: Node) -> str:
         """Return the value whose row a reduction keeps: its operand, or what makes that alone; "" if none."""
+        wanted = {*self.values.shared, *self.graph.outputs}  # what nothing else reads is not kept
+        several = [value for value in self.rows_of(node) if value in wanted]
+        return next((value for value in several if value in self.kept), "")
+
+    def rows_of(self, node: Node) -> Iterator[str]:
+        """Yield the operand of a reduction along rows, and what makes it alone, nearest first."""
         value = node.inputs[0] if self.is_along_rows(node) else ""
-        while value and value not in self.kept:
+        while value:
+            yield value
             made = self.graph.producer(value)
             alone = get_operator(made.operator).elementwise and len(made.inputs) == 1
             value = made.inputs[0] if alone and self.graph.tile(made.inputs[0]) == made.tile else ""
-        return value
 
     def is_along_rows(self, node: Node) -> bool:
         """Tell whether a reduction goes along the last axis."""
@@ -204,8 +210,10 @@ class CpuNest(Nest):
         self.prepare(it.operand, it.at(probe), (probe,))
         nested = bool(self.values.needed(it.operand, it.at(probe)))
         self.values.forget()
-        short = isinstance(it.extent, int) and it.extent < LANES
-        lanes = 1 if nested or short or not self.is_decided(it.operand, it.at, 0, it.extent) else LANES
+        pieces = [(0, it.extent)] if nested else self.cuts(it.operand, it.at(probe), probe, it.extent)
+        one = nested or (isinstance(it.extent, int) and it.extent < LANES)
+        widths = [1 if one or not self.is_decided(it.operand, it.at, *piece) else LANES for piece in pieces]
+        lanes = max(widths, default=1)
         sums = v.scratch(lanes, it.dtype)
         b.store(sums, v.splat(it.neutral, lanes) if lanes > 1 else it.neutral, v.lanes(0, lanes))
 
@@ -224,7 +232,8 @@ class CpuNest(Nest):
                 found = self.values.at(it.operand, it.at(position))
             b.store(sums, it.combine(sums[lane], found), lane)
 
-        self.vector_loop(0, it.extent, lanes, add)
+        for piece, width in zip(pieces, widths, strict=True):
+            self.vector_loop(*piece, width, add)
         if row is not None:
             place = tuple(map(self.values.simplified, it.at(0)[:-1]))
             self.values.rows[kept] = self.values.key(kept, place), row

@@ -20,7 +20,7 @@ from ladder.ir.starts import start_names
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import computed_type, stored_type
-from ladder.lower.chain.indices import Index
+from ladder.lower.chain.indices import Index, is_same
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.values import Values
 from ladder.partition.rows import loop_axes
@@ -201,12 +201,12 @@ class Nest(ABC):
         with self.values.only_loads():
             if not self.values.needed(value, index):
                 self.values.at(value, index)
-            free = (c for c in self.values.open if not any(uses(part, inner) for part in c))
-            comparison = next(free, None)
-        if comparison is None or self.branches >= MOST_BRANCHES:
+            free = [c for c in self.values.open if not any(uses(part, inner) for part in c)]
+        if not free or self.branches >= MOST_BRANCHES:
             body()
             return
         self.branches += 1
+        comparison = middle(free)
 
         def decided(holds: bool) -> Callable[[], None]:
             def emit() -> None:
@@ -265,6 +265,16 @@ class Reduction:
         """Return where the operand is read."""
         rest = self.index[self.axis + 1 if self.keep else self.axis :]
         return (*self.index[: self.axis], position, *rest)
+
+
+def middle(comparisons: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:
+    """Return the middle one of those that the last join compares: what lies within others is left to them.
+
+    So each of n operands is behind log n branches, and is made as often.
+    """
+    position = comparisons[-1][0]
+    alike = [each for each in comparisons if is_same(each[0], position)]
+    return alike[len(alike) // 2]
 
 
 def least(dtype: str) -> Expr:
