@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from tvm import tirx
 from tvm.script import tirx as T
@@ -122,6 +124,19 @@ def test_amx_kernels_compile_anywhere(activation: str, instruction: str) -> None
     assembly = module.mod.inspect_source("asm")
     assert assembly.count(f"\t{instruction}\t") >= 4
     assert all(f"\t{name}" in assembly for name in ("ldtilecfg", "tileloadd", "tilestored", "tilerelease"))
+    places = re.findall(
+        r"alloca \[\d+ x .*, align (\d+)", module.mod.inspect_source("ll").partition("tilezero")[0]
+    )
+    assert (
+        places.count("64") == 3
+    )  # decoded weights, sums of a group, totals: a row in two lines takes twice as long
+
+
+def test_short_groups_are_left_to_vectors() -> None:
+    """Sums of sixteen products are worth no way from tile registers through memory to the totals."""
+    for group, core in ((16, "avx512_vnni"), (32, "amx_int8"), (0, "amx_int8")):
+        gemm = problem("int4", "int8", 64, 256, group).gemm
+        assert str(cpu_schedule(gemm, AMX, 128)).count(core) == 1
 
 
 @pytest.mark.parametrize(("weight", "activation", "group", "zero"), CASES)

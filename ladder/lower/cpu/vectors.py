@@ -134,6 +134,9 @@ define internal i32 @{STREAM}(ptr %place, <16 x i32> %words) alwaysinline {{
 """A store past the caches: a line that is written whole is not read from memory first."""
 
 
+LINE = 512
+"""Bits of a line of cache, and of the widest vectors."""
+
 STACK = 1 << 18
 """Most bytes of an array on the stack: a thread has 8 MB of it at most, and a kernel several arrays."""
 
@@ -158,6 +161,18 @@ def scratch(count: Expr, dtype: str) -> Any:
         # Without the annotation TVM calls its workspace allocator in the loop.
         return I.alloc_buffer((count,), dtype, scope="global", annotations={"disable_lower_builtin": True})
     return heap(count, dtype)
+
+
+def aligned(count: Expr, dtype: str) -> Any:
+    """Allocate memory that begins at a line of cache: vectors that lie in two lines take longer.
+
+    TVM aligns what it allocates on the stack to 16 bytes, except vectors, so vectors are allocated.
+    """
+    size = tvm.DataType(dtype).bits
+    if not isinstance(count, int) or count * size > 8 * STACK or count * size % LINE:
+        return scratch(count, dtype)
+    held = scratch(count * size // LINE, f"{dtype}x{LINE // size}")
+    return I.decl_buffer((count,), dtype, data=held.data, scope="global")
 
 
 def heap(count: Expr, dtype: str) -> Any:

@@ -322,8 +322,8 @@ class Nest(ABC):
     def _scratch(self, operand: Operand) -> Any:
         count = operand.fixed("m") * operand.fixed("n") * operand.fixed("k")
         if operand.name == "w.cache":
-            return v.scratch(count // self.kernel.layout.elements, "uint32")
-        return v.scratch(count, operand.ttype)
+            return v.aligned(count // self.kernel.layout.elements, "uint32")
+        return v.aligned(count, operand.ttype)
 
     def clear(self, fill: Fill, at: At) -> None:
         """Emit zeros into a sum over groups."""
