@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,8 +73,13 @@ def cancellation(products: Sequence[Operands], exact: Any) -> float:
 
     products, exact: What is multiplied, one or each expert's, and all their results.
     """
-    size, terms, largest = float(np.linalg.norm(exact)) or 1.0, 0.0, 0.0
-    for rows, columns in map(_squares, products):
+    return cancellation_of(map(_squares, products), float(np.linalg.norm(exact)))
+
+
+def cancellation_of(squares: Iterable[tuple[Any, Any]], size: float) -> float:
+    """Return `cancellation` by the squares of ``[M, K]`` and ``[N, K]``, and the norm of all results."""
+    size, terms, largest = size or 1.0, 0.0, 0.0
+    for rows, columns in squares:
         terms += float(rows.sum(0) @ columns.sum(0))
         most, widest = rows.max(0, initial=0.0), columns.max(0, initial=0.0)
         largest = max(largest, float(min((most @ columns.T).max(), (rows @ widest).max(initial=0.0))))

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ladder.cli.operands import cancellation_of
 from ladder.ir.gemm import Gemm
 from ladder.ir.ops import get_operator
 from ladder.lower.gpu.proven import packed_layout
@@ -76,20 +77,22 @@ class Problem:
         row_scale = rng.uniform(0.5, 2, n_pad).astype(np.float32)
         self.arrays.append(row_scale)
         decoded = (weights - zero[column, : gemm.n].T) * scale[column, : gemm.n].T
-        result = self.x.astype(np.float64) @ decoded.T * row_scale[: gemm.n]
+        weight, scaled = decoded * row_scale[: gemm.n, None], self.x.astype(np.float64)
         if gemm.token_group:
             groups = np.arange(gemm.k) // gemm.token_group
             self.arrays.append(rng.uniform(0.5, 2, (m, groups[-1] + 1)).astype(np.float32))
-            scaled = self.x.astype(np.float64) * self.arrays[-1][:, groups]
-            result = scaled @ decoded.T * row_scale[: gemm.n]
+            scaled *= self.arrays[-1][:, groups]
         elif gemm.token_scale:
             self.arrays.append(rng.uniform(0.5, 2, m).astype(np.float32))
-            result *= self.arrays[-1][:, None]
+            scaled *= self.arrays[-1][:, None]
+        result = scaled @ weight.T
         if gemm.bias:
             self.arrays.append(rng.normal(size=gemm.n).astype(NUMPY[gemm.output]))
             result += self.arrays[-1].astype(np.float64)
         self.size = float(np.linalg.norm(result))
         """Norm of the sums before an activation, which may cut off all but a few."""
+        self.cancellation = cancellation_of([(np.square(scaled), np.square(weight))], self.size)
+        """By what factor errors of operands may grow, since terms cancel in few results."""
         for name in gemm.epilogue:
             result = get_operator(name).reference([result], {})
         self.expected = result
