@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ladder.frontend.aten_layouts import laid_as_by_kernels
 from ladder.frontend.aten_writes import (
+    refuse_overlaps,
     refuse_real_writes,
     refuse_resized,
     refuse_shared_results,
@@ -206,6 +207,7 @@ class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._without_writes(func, named(func, args, kwargs))
         written = [(value, value.shape) for value in written_by(func, args, kwargs)]
         refuse_shared_results(func, args, [value for value, _ in written])
+        refuse_overlaps([args, kwargs], [value for value, _ in written])
         found = laid_as_by_kernels(func, args, func(*args, **kwargs))
         refuse_resized(func, written)
         _refuse_unknown_sizes(func, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -49,3 +50,50 @@ def refuse_shared_results(function: Any, args: Sequence[Any], written: Sequence[
     memory = {memory_of(value) for value in tree_leaves(args) if isinstance(value, torch.Tensor)}
     if memory & {memory_of(value) for value in written}:
         raise ImportRefused(f"{function} writes what it reads")
+
+
+def refuse_overlaps(args: Sequence[Any], written: Sequence[torch.Tensor]) -> None:
+    """Raise ImportRefused where an operator reads elements that it has written by then: ``y[::2] += y[:1]``.
+
+    Functional graphs read what was there before; in eager, elements follow one another.
+    """
+    for value in written:
+        for read in tree_leaves(args):
+            if isinstance(read, torch.Tensor) and read is not value and _overlaps(value, read):
+                raise ImportRefused("an operator reads in another order what it writes")
+
+
+def _overlaps(written: torch.Tensor, read: torch.Tensor) -> bool:
+    """Tell whether, for the sizes at hand, an element is read where another element is written."""
+    if {written.layout, read.layout} != {torch.strided} or memory_of(written) != memory_of(read):
+        return False
+    try:
+        if _place(read.expand(written.shape)) == _place(written):
+            return False
+    except RuntimeError:  # of another shape
+        pass
+    return bool(np.shares_memory(_addresses(written), _addresses(read)))
+
+
+def _place(value: torch.Tensor) -> tuple[Any, ...]:
+    """Return where elements lie: the offset, and the strides of axes of several."""
+    axes = zip(map(_known, value.shape), map(_known, value.stride()), strict=True)
+    return _known(value.storage_offset()), tuple((extent, stride) for extent, stride in axes if extent != 1)
+
+
+def _addresses(value: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return an array of the same addresses; nothing is read there."""
+    shape, strides = map(_known, value.shape), map(_known, value.stride())
+    begin, size = _known(value.storage_offset()) * value.itemsize, value.itemsize
+    memory = np.lib.stride_tricks.as_strided(_NOWHERE, (begin + size,), (1,), writeable=False)
+    first = memory[begin : begin + size].view(f"V{size}")
+    steps = tuple(stride * size for stride in strides)
+    return np.lib.stride_tricks.as_strided(first, (*shape, 1), (*steps, size), writeable=False)
+
+
+def _known(extent: Any) -> int:
+    """Return an extent, of open sizes that at hand."""
+    return extent if isinstance(extent, int) else int(extent.node.hint)
+
+
+_NOWHERE = np.empty(1, np.uint8)

@@ -58,6 +58,18 @@ def _as_another(x: Tensor) -> Any:
     return part
 
 
+def _first_row_added_to_others(x: Tensor) -> Any:
+    rows = x.reshape(6, 1) * 2
+    rows[::2] += rows[:1]
+    return rows, rows[::2]
+
+
+def _column_added_to_the_next(x: Tensor) -> Any:
+    rows = x.reshape(2, 3) * 2
+    rows[:, 1:] += rows[:, :-1]
+    return rows + 1
+
+
 def _fresh(x: Tensor) -> Any:
     return torch.add(x, 1, out=torch.empty(0))
 
@@ -70,6 +82,8 @@ WRITES: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
     "grows": (_shown_grows, torch.arange(6.0)),
     "shrinks": (_shown_shrinks, torch.arange(6.0)),
     "as another": (_as_another, torch.arange(6.0)),
+    "read in another order": (_first_row_added_to_others, torch.arange(1.0, 7)),
+    "read after it was written": (_column_added_to_the_next, torch.arange(1.0, 7)),
     "fresh": (_fresh, torch.arange(6.0)),
 }
 """Programs, and their argument."""
@@ -89,11 +103,19 @@ def test_writes_are_seen_as_in_eager(name: str) -> None:
         assert _same(fast(x.clone()), program(x.clone()))
 
 
+def _rows_added_to_those_between(x: Tensor) -> Any:
+    x = x.exp()
+    x[::2] += x[1::2]
+    x *= x
+    return x
+
+
 @torch.no_grad()
-def test_a_fresh_result_is_compiled() -> None:
-    fast = ladder.compile(_fresh)
+@pytest.mark.parametrize("program", [_fresh, _rows_added_to_those_between])
+def test_what_is_written_apart_is_compiled(program: Callable[[Tensor], Any]) -> None:
+    fast = ladder.compile(program)
     for _ in range(2):
-        fast(torch.ones(3))
+        fast(torch.ones(4))
     assert "not compiled" not in fast.explain()
 
 
