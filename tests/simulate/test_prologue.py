@@ -23,7 +23,7 @@ from ladder.lower.chain import emit_chain
 from ladder.lower.chain.prologue import PrologueForm
 from ladder.partition import prologues
 from ladder.runtime.model.prepared import from_data, to_data
-from ladder.runtime.model.prologues import Described
+from ladder.runtime.model.prologues import Described, prologue_jobs
 from ladder.runtime.packed import pack
 from ladder.simulate import simulate_launch
 from ladder.simulate.operator import numpy_of
@@ -261,6 +261,8 @@ def test_rows_that_others_read_are_stored(monkeypatch: pytest.MonkeyPatch) -> No
     (part,) = (part for part in found.parts if part.kind == "prologue")
     assert json.loads(part.found)["copies"] == [[1, 128], [2, 1, 128]]
     require_prologue(part)
+    (job,) = prologue_jobs(part, H200)
+    assert next(iter(job.others())).key != job.key  # what takes its place where it spills
     with knobs.override(cache=False, found_graphs=False):  # one block stores them: no more than is soon done
         monkeypatch.setattr(prologues, "STORED", 1.0)
         parts = prepared_for_h200(model, [*given, torch.rand(1, 2).half()], monkeypatch).parts
@@ -290,7 +292,7 @@ def test_rows_of_which_a_bias_is_made_stay_apart(monkeypatch: pytest.MonkeyPatch
 
 def require_prologue(part: Any) -> None:
     """Simulate a part's kernel on random operands and compare with what the part means."""
-    described = Described(**json.loads(part.found))
+    described = Described.parse(part.found)
     roles, rng, arrays, meant = dict(part.roles), np.random.default_rng(1), {}, {}
     for node in part.graph.inputs:
         shape, name = node.tile.known_shape, node.tile.ttype.name

@@ -46,13 +46,19 @@ class Described:
     def text(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
 
+    @classmethod
+    def parse(cls, text: str) -> Described:
+        """Read `text` back."""
+        fields = json.loads(text)
+        return cls(**{**fields, "copies": tuple(map(tuple, fields["copies"]))})
+
     def emit(self, gemm: Gemm, device: TileDevice, name: str) -> object:
         """Emit the kernel; raises ScheduleError where none fits."""
         from ladder.lower.build import emit_with_prologue
         from ladder.lower.chain.prologue import PrologueForm
 
         graph = parse(self.chain)
-        form = PrologueForm(graph, graph.outputs[self.at], tuple(map(tuple, self.copies)))
+        form = PrologueForm(graph, graph.outputs[self.at], self.copies)
         schedule = parse_plan(self.schedule).entries[0][1]
         return emit_with_prologue(form, gemm, device, schedule, name)
 
@@ -101,7 +107,7 @@ def _is_emitted(found: Described, gemm: Gemm, device: TileDevice) -> bool:
 
 def prologue_jobs(part: Subgraph, device: TileDevice) -> list[Job]:
     """Return the kernel of a product with a prologue."""
-    gemm, found = part.gemm, Described(**json.loads(part.found))
+    gemm, found = part.gemm, Described.parse(part.found)
     assert gemm is not None  # that is what such a part has
     rows = int(str(product(part.graph.tile(part.graph.outputs[0]).shape[:-1])))
     return [_job(found, gemm, device, partial(_other_jobs, found, gemm, device, rows))]
