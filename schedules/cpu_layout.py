@@ -11,11 +11,13 @@ so that one shift by ``p * slot`` brings a step's codes to the bottom of every e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import lcm
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.program import TileProgram, operand_type
 from schedules.layouts import planes
 from tile_types import get_type
+from tile_types.packing import is_dense
 
 ROWS = 16
 """Rows of B in one row block."""
@@ -119,6 +121,48 @@ class CpuLayout:
     def shape(self, n: int, k: int) -> tuple[int, int, int]:
         """Return the shape of the packed words: row blocks, units, 32-bit words of a unit."""
         return self.padded_n(n) // ROWS, self.padded_k(k) // UNIT, LANES * self.bits
+
+
+WIDEST = 8
+"""Bits of the widest codes that kernels pack."""
+
+
+@dataclass(frozen=True)
+class PackForm:
+    """Where codes are read and where they go.
+
+    stored: Bits of a code in canonical storage: those of the layout, or 8 where codes come as bytes.
+    bits, lane: Of the layout.
+    """
+
+    stored: int
+    bits: int
+    lane: int
+
+    @property
+    def layout(self) -> CpuLayout:
+        """The layout, without groups: columns are as they are packed."""
+        return CpuLayout(self.bits, self.lane, 0)
+
+    @property
+    def is_permuted(self) -> bool:
+        """Whether a packed word holds the codes of one stored word."""
+        return self.stored == self.bits and 8 % self.bits == 0
+
+    @property
+    def per(self) -> int:
+        """Codes of a stored byte, or of a stored word where they do not fill bytes."""
+        return (8 if is_dense(self.stored) else 32) // self.stored
+
+    @property
+    def units(self) -> int:
+        """Units of a row that are packed at a time: whole stored words, and eight packed ones."""
+        return 8 if is_dense(self.stored) else lcm(8, self.per)
+
+    @property
+    def columns(self) -> int:
+        """Codes of a row that are packed at a time."""
+        return self.units * UNIT
 
 
 def cpu_layout(gemm: Gemm) -> CpuLayout:

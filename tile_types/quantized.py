@@ -220,17 +220,17 @@ class QuantizedTensor:
         xp = arrays_of(self.storage)
         scale, offset = xp.cast(self.scale, "float64"), xp.cast(self.offset, "float64")
         flat = scale == 0
-        codes, constant = self.codes(), int(self.ttype.valid_codes()[0])
+        storage, constant = self.storage, int(self.ttype.valid_codes()[0])
         if bool(flat.any()):
-            spread = grouped_columns(flat, self.block, self.shape)
-            codes = xp.where(spread, codes * 0 + constant, codes)
+            codes, spread = self.codes(), grouped_columns(flat, self.block, self.shape)
+            storage = pack_codes(xp.where(spread, codes * 0 + constant, codes), self.ttype.elem_bits)
         start = float(self.ttype.decode_codes([constant])[0])
         factor = 1.0 if self.tensor_scale is None else self.tensor_scale
         scale = xp.where(flat, scale + 1.0, scale)
         zero = xp.where(flat, start - offset / factor, -offset / (scale * factor))
         return replace(
             self,
-            storage=pack_codes(codes, self.ttype.elem_bits),
+            storage=storage,
             scale=xp.cast(scale, "float32"),
             zero=xp.cast(zero, "float32"),
             zero_kind="float",
@@ -306,6 +306,14 @@ class QuantizedTensor:
             raise ArtifactError(
                 f"not a quantized tensor, or a damaged one: {error}; export it again"
             ) from error
+
+
+def owned(matrix: QuantizedTensor, is_foreign: Callable[[Array], bool]) -> QuantizedTensor:
+    """Return a matrix whose arrays have memory of their own, so that a file may be written again.
+
+    is_foreign: Tells whether an array has not.
+    """
+    return matrix._mapped(lambda array: array.clone() if is_foreign(array) else array)
 
 
 def _is_array(name: str, value: Any) -> bool:

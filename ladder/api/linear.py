@@ -21,12 +21,14 @@ from ladder.api.scaled_linear import ScaledLinear
 from ladder.api.stored_weight import TYPES, Stored, StoredWeight, dequantize
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
+from ladder.runtime.cpu_words import Recovery, recovery
 from ladder.runtime.operator import is_captured, is_recorded
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
 from tile_types.arrays import as_torch
 from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError, require_kind
+from tile_types.quantized import owned
 from tile_types.shards import ROWS, rows_of, shard
 
 WEIGHT, PACKED = "weight.", "packed."
@@ -130,6 +132,7 @@ class Linear(NonDynamicallyQuantizableLinear):
         self._activation = activation
         self._where = torch.empty(0, device=device).device
         self._keep(None)
+        self._recovery: Recovery | None = None
         self._packed: PackedWeight | None = None
         self._names: tuple[str, ...] = ()
         self.register_buffer("columns", None, persistent=False)
@@ -215,17 +218,16 @@ class Linear(NonDynamicallyQuantizableLinear):
     def set_weight(self, weight: QuantizedTensor) -> None:
         """Take a quantized weight and pack it for the module's device.
 
-        Raises
-        ------
-        ShapeError
-            If it is not what the module was built for.
+        Raises ShapeError if it is not what the module was built for.
         """
+        self._recovery = None
         if self._where.type == "meta":
             self._keep(weight)
             return
         order, plain = weight.columns, replace(weight, columns=None)
         packed = self._matmul.pack(plain.to(self._where), self._where)
-        self._keep(weight if self.keep_canonical else None)
+        self._recovery = recovery(packed, weight) if self.keep_canonical else None
+        self._keep(weight if self.keep_canonical and self._recovery is None else None)
         self._set_packed(packed)
         self._set_columns(None if order is None else as_torch(order))
 
@@ -246,7 +248,7 @@ class Linear(NonDynamicallyQuantizableLinear):
         ShapeError
             If the weight cannot be cut so.
         """
-        whole = self._canonical
+        whole = self.canonical
         if whole is None:
             raise LadderError("only a canonical weight can be cut: build the module with keep_canonical=True")
         weight = shard(whole, axis, index, count, parts)
@@ -263,8 +265,20 @@ class Linear(NonDynamicallyQuantizableLinear):
 
     @property
     def canonical(self) -> QuantizedTensor | None:
-        """The weight in canonical storage, if it was kept."""
-        return self._canonical
+        """The weight in canonical storage, if it was kept; where the packed one gives it, it is computed."""
+        return self._recovered(self._packed)
+
+    def _recovered(self, packed: PackedWeight | None) -> QuantizedTensor | None:
+        if self._recovery is None or packed is None:
+            return self._canonical
+        return self._recovery.weight(packed)
+
+    def keep_own(self, is_foreign: Callable[[torch.Tensor], bool]) -> None:
+        """Copy those arrays of the canonical weight that lie in memory of others, such as a mapped file."""
+        if self._canonical is not None:
+            self._keep(owned(self._canonical, is_foreign))
+        if self._recovery is not None:
+            self._recovery = self._recovery.with_own(is_foreign)
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
@@ -273,25 +287,28 @@ class Linear(NonDynamicallyQuantizableLinear):
         It knows its type, shape and device; values are computed from the canonical weight where they are
         needed, for each access anew (`StoredWeight`).
 
-        Raises
-        ------
-        AttributeError
-            If that was not kept.
+        Raises AttributeError if that was not kept.
         """
-        kept = self._stored
-        if kept is None:
+        if self._stored is None and self._recovery is None:
             raise AttributeError("no canonical weight is kept: build the module with keep_canonical=True")
         if torch.compiler.is_compiling() or is_captured():
+            if self._stored is None:  # graphs hold its arrays
+                whole, self._recovery = self.canonical, None
+                self._keep(whole)
+            kept = cast("Stored", self._stored)
             return dequantize(kept.arrays, kept.description, self.dtype, self._where)
         shape = self.out_features, self.in_features
-        return StoredWeight(
-            shape, self.dtype, self._where, partial(dequantize, *kept, self.dtype, self._where)
-        )
+        return StoredWeight(shape, self.dtype, self._where, partial(self._values, self._packed))
+
+    def _values(self, packed: PackedWeight | None) -> torch.Tensor:
+        """Return the dequantized weight."""
+        kept = self._stored or Stored.of(cast("QuantizedTensor", self._recovered(packed)))
+        return dequantize(*kept, self.dtype, self._where)
 
     @property
     def factor(self) -> QuantizedTensor | None:
         """The canonical weight as the product has it: columns as stored, zero points for an offset."""
-        kept = self._canonical
+        kept = self.canonical
         return None if kept is None else replace(kept, columns=None).without_offset()
 
     @property
@@ -396,8 +413,8 @@ class Linear(NonDynamicallyQuantizableLinear):
         moved, self._where = probe.device != self._where, probe.device
         if packed is not None and packed.layout == self._matmul.layout(self._where.type):
             self._set_packed(packed.to(self._where) if moved else packed)
-        elif self._canonical is not None:
-            self.set_weight(self._canonical)
+        elif (whole := self._recovered(packed)) is not None:
+            self.set_weight(whole)
         elif packed is not None and self._where.type != "meta":
             raise DeviceError(
                 f"cannot repack for {self._where} and {self.dtype}: the canonical weight was not kept;"
@@ -408,8 +425,9 @@ class Linear(NonDynamicallyQuantizableLinear):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Add the weight, canonical if it was kept, else packed."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._canonical is not None:
-            stored = self._canonical.to_dict()
+        whole = self.canonical
+        if whole is not None:
+            stored = whole.to_dict()
             self._put(destination, prefix + WEIGHT, stored["arrays"], json.dumps(stored["metadata"]))
         elif self._packed is not None:
             order = {} if self.columns is None else {COLUMNS: self.columns}
@@ -467,6 +485,7 @@ class Linear(NonDynamicallyQuantizableLinear):
         if packed.layout != expected:
             raise ArtifactError(f"it was packed for [{packed.layout}], this module needs [{expected}]")
         self._keep(None)
+        self._recovery = None
         self._set_packed(packed.to(self._where))
         self._set_columns(arrays.get(COLUMNS))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ from ladder.formats import (
     torchao,
 )
 from ladder.formats.beside import by_module, require_no_transforms, require_nothing_else, scaled_by
-from ladder.formats.files import Arrays, Stored, read_json, read_safetensors, read_shards, require
+from ladder.formats.files import Arrays, MappedFile, Stored, read_json, read_safetensors, read_shards, require
 from ladder.formats.gguf import SPLIT, read_gguf
 from ladder.formats.layer import GENERIC, SCALES, Format, Layer, Loaded, Shape
 from ladder.formats.pickled import read_pickled
@@ -153,6 +153,19 @@ class Checkpoint(Mapping[str, "Loaded"]):
                 form, layer = self.layers[name]
                 return self._guarded(name, lambda: form.read(layer))
             return self._guarded(name, self.plain[name].tensor)
+
+    def files(self, names: Iterable[str]) -> set[MappedFile]:
+        """Return the files that the arrays of some quantized tensors lie in."""
+        return {part.file for part in self._parts(names)}
+
+    def release(self, names: Iterable[str]) -> None:
+        """Give the memory back that pages of some quantized tensors take, of which no array is used now."""
+        for part in self._parts(names):
+            part.file.release(part.begin, part.nbytes)
+
+    def _parts(self, names: Iterable[str]) -> list[Stored]:
+        parts = [part for name in names for part in self.layers[name][1].parts.values()]
+        return [part for part in parts if isinstance(part, Stored)]
 
     def entry(self, name: str) -> Entry:
         """Describe a tensor from the headers alone."""

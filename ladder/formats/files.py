@@ -10,6 +10,7 @@ import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,23 @@ class MappedFile:
                 f"{self.path} is truncated: {count} bytes at {begin} are wanted, it has {self.size}"
             )
         return self.memory[begin : begin + count]
+
+    @cached_property
+    def address(self) -> int:
+        """Where its first byte lies in memory."""
+        import torch
+
+        return torch.frombuffer(self.memory, dtype=torch.uint8, count=1).data_ptr()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor lies in it."""
+        return self.address <= tensor.untyped_storage().data_ptr() < self.address + self.size
+
+    def release(self, begin: int, count: int) -> None:
+        """Give pages back that nobody has written: they are read again when they are used."""
+        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        if count and hasattr(mmap, "MADV_DONTNEED"):
+            self.memory.madvise(mmap.MADV_DONTNEED, first, begin + count - first)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ladder.runtime import native
+from ladder.runtime.allocate import empty
 from tile_types.packing import is_dense, storage_extent
 from tile_types.stored_blocks import Factors, StoredBlocks
 
@@ -16,23 +15,6 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1 << 30
 """Bytes of blocks that a kernel takes at a time: it counts in 32 bits."""
-
-LARGE = 1 << 22
-"""Bytes of an array from which on it lies in huge pages, where the system has them: to give a new array its
-memory in small pages takes longer than to fill it."""
-
-
-def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return an array that was not written."""
-    import torch
-
-    result = torch.empty(shape, dtype=dtype)
-    if result.nbytes >= LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        first = -(-result.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        count = (result.data_ptr() + result.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-        advise = ctypes.CDLL(None).madvise  # advice: nothing is lost where the system has no such pages
-        advise(ctypes.c_void_p(first), ctypes.c_size_t(count), mmap.MADV_HUGEPAGE)
-    return result
 
 
 def taken_apart(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from importlib.util import find_spec
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,17 @@ from diffusers.quantizers.base import DiffusersQuantizer
 from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 
 from ladder.api.linear import Linear
+from ladder.api.linear_modules import extents_of
 from ladder.api.quantization import quantize
 from ladder.formats.checkpoint import Checkpoint
 from ladder.integrations.loading import (
     METHOD,
     Settings,
+    StoredMatrix,
     device_of,
     linear_layers,
+    matrix_and,
     opened,
-    owned,
     require_shape,
     settling,
 )
@@ -74,7 +77,7 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
 
     def __init__(self, quantization_config: LadderConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        self.held: dict[str, QuantizedTensor] = {}
+        self.held: dict[str, QuantizedTensor | StoredMatrix] = {}
         self.linear: set[str] = set()
         self.dtype = torch.get_default_dtype()
         self.device_map: Mapping[str, Any] | None = None
@@ -127,12 +130,12 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
                 raise CheckpointError(
                     f"{checkpoint.path}: {stored} is no linear layer of {type(model).__name__}"
                 )
-            self._hold(model, name, owned(checkpoint[stored]))  # type: ignore[arg-type]
+            extents = extents_of(model.get_submodule(name))
+            self._hold(model, name, StoredMatrix(name, extents, checkpoint, [stored], itemgetter(0)))
 
-    def _hold(self, model: torch.nn.Module, name: str, matrix: QuantizedTensor) -> None:
+    def _hold(self, model: torch.nn.Module, name: str, matrix: QuantizedTensor | StoredMatrix) -> None:
         """Keep a weight until loading has ended; the layer keeps its bias alone."""
         layer: Any = model.get_submodule(name)
-        require_shape(layer, name, matrix)
         self.held[name] = matrix
         layer.weight = None
 
@@ -153,6 +156,7 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         options, _ = self.quantization_config.split()
         name = param_name.rpartition(".")[0]
         try:
+            require_shape(name, extents_of(model.get_submodule(name)), param_value)
             self._hold(model, name, quantize(param_value, self.quantization_config.weight, **options))
         except LadderError as error:
             error.add_note(f"while quantizing {name}")
@@ -161,10 +165,13 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         _, options = self.quantization_config.split()
         while self.held:
-            name, matrix = self.held.popitem()
+            name, found = self.held.popitem()
+            matrix, settle = matrix_and(found)
             where = device_of(self.device_map, name)
             bias: Any = model.get_submodule(name).bias
             layer = Linear.from_quantized(matrix, bias, device=where, dtype=self.dtype, **options)
+            del matrix
+            settle(layer)
             model.set_submodule(name, layer)
         return model
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ladder.api.linear import LINEAR_OPTIONS
-from ladder.api.linear_modules import extents_of, is_linear
+from ladder.api.linear import LINEAR_OPTIONS, Linear
+from ladder.api.linear_modules import is_linear
 from ladder.api.stored_weight import TYPES
 from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.files import read_json
@@ -139,18 +139,53 @@ def opened(files: list[Path], folder: str = "") -> Checkpoint:
     raise CheckpointError(f"{files[0].parent}: no index names just {', '.join(sorted(names))}")
 
 
-def owned(matrix: QuantizedTensor) -> QuantizedTensor:
-    """Return a matrix with memory of its own, so that its file may be written again."""
-    names = ("storage", "scale", "zero", "offset", "columns")
-    arrays = {name: getattr(matrix, name) for name in names}
-    return replace(matrix, **{name: array.clone() for name, array in arrays.items() if array is not None})
+@dataclass(frozen=True, eq=False)
+class StoredMatrix:
+    """The weight of a layer in a checkpoint, read when the layer is made.
+
+    name: Of the layer.
+    extents: N and K of the layer, or None if that is not to be compared.
+    checkpoint, sources: Where it is stored, and by which names.
+    join: Makes the matrix of what is stored.
+    """
+
+    name: str
+    extents: tuple[int, int] | None
+    checkpoint: Checkpoint
+    sources: Sequence[str]
+    join: Callable[[list[Any]], QuantizedTensor]
+
+    def read(self) -> QuantizedTensor:
+        """Return the matrix, which may lie in the file.
+
+        Raises CheckpointError if it is of other extents than the layer.
+        """
+        matrix = self.join([self.checkpoint[source] for source in self.sources])
+        if self.extents is not None:
+            require_shape(self.name, self.extents, matrix)
+        return matrix
+
+    def settle(self, layer: Linear) -> None:
+        """Let a layer that was made of it have memory of its own, and give the file's pages back."""
+        files = self.checkpoint.files(self.sources)
+        layer.keep_own(lambda tensor: any(file.holds(tensor) for file in files))
+        self.checkpoint.release(self.sources)
 
 
-def require_shape(layer: Any, name: str, matrix: QuantizedTensor | torch.Tensor) -> None:
+def matrix_and(held: QuantizedTensor | StoredMatrix) -> tuple[QuantizedTensor, Callable[[Linear], None]]:
+    """Return a matrix, and what is to be done with the layer that is made of it."""
+    if isinstance(held, StoredMatrix):
+        return held.read(), held.settle
+    return held, lambda layer: None
+
+
+def require_shape(name: str, extents: tuple[int, int], matrix: QuantizedTensor | torch.Tensor) -> None:
     """Raise `CheckpointError` unless a stored matrix ``[N, K]`` is the weight of a linear layer."""
-    if tuple(matrix.shape) != extents_of(layer):
+    if tuple(matrix.shape) != extents:
+        n, k = extents
         raise CheckpointError(
-            f"{name}.weight has the shape {list(matrix.shape)}, the layer is {layer.extra_repr()}"
+            f"{name}.weight has the shape {list(matrix.shape)},"
+            f" the layer is in_features={k}, out_features={n}"
         )
 
 

@@ -48,11 +48,12 @@ from ladder.integrations import transformers_experts as experts
 from ladder.integrations.loading import (
     METHOD,
     Settings,
+    StoredMatrix,
     device_of,
     is_within,
     linear_layers,
+    matrix_and,
     opened,
-    owned,
     require_shape,
     require_whole,
     settling,
@@ -125,7 +126,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def __init__(self, quantization_config: LadderConfig, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
-        self.held: dict[str, QuantizedTensor] = {}
+        self.held: dict[str, QuantizedTensor | StoredMatrix] = {}
         self.failed: LadderError | None = None
         self.linear: set[str] = set()
         self.tables: dict[str, torch.Tensor] = {}
@@ -166,7 +167,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
                 weight = as_matrix(model.get_submodule(path), stack, weight)
             else:
                 weight = matrix_of(model.get_submodule(name), weight)
-                require_shape(model.get_submodule(name), name, weight)
+                require_shape(name, extents_of(model.get_submodule(name)), weight)
             whole = quantize(weight, self.quantization_config.weight, **options)
             self.held[name] = whole if plan is None else plan.shard(name, whole)
         except LadderError as error:
@@ -259,9 +260,9 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             wanted[name] = experts.sources(stack, number_of(model.get_submodule(path)), path, stored)
         for name, sources in wanted.items():
             if sources:
-                self.held[name] = owned(experts.read(sources, lambda source: checkpoint[stored[source]]))
-                if name in self.linear:
-                    require_shape(model.get_submodule(name), name, self.held[name])
+                extents = extents_of(model.get_submodule(name)) if name in self.linear else None
+                names = [stored[source] for source in sources]
+                self.held[name] = StoredMatrix(name, extents, checkpoint, names, experts.matrix_of)
                 self._empty(model, name)
         self.tables = tables(model, stored, checkpoint)
         taken = {*self.tables, *(source for found in wanted.values() for source in found)}
@@ -302,19 +303,26 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         for path in {path for name, (path, _) in self.stacks.items() if name in self.held}:
             plan.refuse_stacks(path)
             module = model.get_submodule(path)
-            weights = {
-                stack: self.held.pop(f"{path}.{stack}")
+            held = {
+                stack: matrix_and(self.held.pop(f"{path}.{stack}"))
                 for stack in stacks(module)
                 if f"{path}.{stack}" in self.held
             }
-            install(module, layers_from(module, weights, device=device_of(self.device_map, path), **options))
+            weights = {stack: matrix for stack, (matrix, _) in held.items()}
+            layers = layers_from(module, weights, device=device_of(self.device_map, path), **options)
+            for stack, (_, settle) in held.items():
+                settle(layers[stack])
+            install(module, layers)
         while self.held:
-            name, matrix = self.held.popitem()
+            name, found = self.held.popitem()
+            matrix, settle = matrix_and(found)
             bias = plan.bias(name, model.get_submodule(name).bias)  # type: ignore[arg-type]
             if self.pre_quantized:
                 matrix = plan.shard(name, matrix)
             where = device_of(self.device_map, name)
             layer = Linear.from_quantized(matrix, bias, device=where, **options)
+            del matrix
+            settle(layer)
             plan.connect(name, layer)
             model.set_submodule(name, layer)
         plan.restore()

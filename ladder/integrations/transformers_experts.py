@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from ladder.api.stacked_experts import DOWN, GATED, HOME, UP, home_of
@@ -41,7 +41,6 @@ def sources(stack: str, experts: int, prefix: str, known: Container[str]) -> lis
     return whole[:1] or next(complete, [])
 
 
-def read(names: Iterable[str], load: Callable[[str], Any]) -> QuantizedTensor:
-    """Return the matrix ``[E * N, K]`` of a stacked weight from its `sources`."""
-    loaded = [load(name) for name in names]
+def matrix_of(loaded: Iterable[Any]) -> QuantizedTensor:
+    """Return the matrix ``[E * N, K]`` of a stacked weight from what its `sources` hold."""
     return joined([matrix for part in loaded for matrix in (part if isinstance(part, tuple) else (part,))])

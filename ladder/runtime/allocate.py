@@ -6,6 +6,8 @@ code that torch's own compiler generates calls what is below them; so do plans, 
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], "torch.dtype"], "torch.Tensor"]
 """``(sizes, strides, dtype)`` -> an uninitialised tensor."""
 
+
+LARGE = 1 << 22
+"""Bytes of an array from which on it lies in huge pages, where the system has them: to give a new array its
+memory in small pages takes longer than to fill it."""
 
 View = Callable[["torch.Tensor", tuple[int, ...], tuple[int, ...], int], "torch.Tensor"]
 """``(tensor, sizes, strides, begin)`` -> a view from an element of the tensor on, for steps of plans."""
@@ -68,3 +74,16 @@ def _through_dispatcher(
     import torch
 
     return torch.empty_strided(sizes, strides, dtype=dtype, device=where)
+
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return an array of a CPU's memory that was not written."""
+    import torch
+
+    result = torch.empty(shape, dtype=dtype)
+    if result.nbytes >= LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        first = -(-result.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        count = (result.data_ptr() + result.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        advise = ctypes.CDLL(None).madvise  # advice: nothing is lost where the system has no such pages
+        advise(ctypes.c_void_p(first), ctypes.c_size_t(count), mmap.MADV_HUGEPAGE)
+    return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import import_module
@@ -27,25 +27,36 @@ def entry(module: str, kind: str, *facts: Any) -> Any:
 @cache
 def can_build(module: str, kind: str, *facts: Any) -> bool:
     """Tell whether a kernel is there or can be built; warns where a tool is missing."""
+    return _built(entry, module, kind, *facts) is not None
+
+
+def _built(build: Callable[..., Any], *arguments: Any) -> Any:
+    """Return a kernel, or None, with a warning, where a tool is missing."""
     try:
-        entry(module, kind, *facts)
+        return build(*arguments)
     except MissingToolError as error:
         faults.warn_once(str(error), f"kernels of operators are not built, torch computes them: {error}")
-        return False
-    return True
+        return None
 
 
 @cache
-def described(kind: str, label: str, form: Any) -> Any:
-    """Find or build what ``emit_<kind>(form, name)`` of the module of that name emits, and load it.
+def described(kind: str, label: str, form: Any, module: str = "") -> Any:
+    """Find or build what ``emit_<kind>(form, name)`` of a module emits, and load it.
 
     label: Part of the kernel's name.
     form: A frozen dataclass.
+    module: By default that of the kind's name.
     Raises MissingToolError, CompilerError if it cannot be built.
     """
     facts = {"native": [kind, label, asdict(form)]}
-    job = _job(host_cpu(), kind, kind, f"ladder_{kind}_{label}", facts, form)
+    job = _job(host_cpu(), module or kind, kind, f"ladder_{kind}_{label}", facts, form)
     return load_entry(find_or_build([job])[0], "cpu")
+
+
+@cache
+def described_or_none(kind: str, label: str, form: Any, module: str = "") -> Any:
+    """Return what `described` does; None where a tool is missing, with a warning."""
+    return _built(described, kind, label, form, module)
 
 
 def native_job(device: TileDevice, module: str, kind: str, *facts: Any) -> Job:

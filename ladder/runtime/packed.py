@@ -228,8 +228,9 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
     if device.is_gpu:
         return PackedWeight(gemm, GPU, _fragments(gemm, device, weight), own_order(gemm, device))
     from ladder.lower import cpu
+    from ladder.runtime.cpu_words import pack_words
 
-    return PackedWeight(gemm, "cpu", cpu.pack(gemm, weight))
+    return PackedWeight(gemm, "cpu", cpu.pack(gemm, weight, pack_words))
 
 
 def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+import ladder
 from ladder.ir.gemm import Gemm
 from ladder.ir.program import operand_type
 from ladder.lower.cpu.pack import pack_codes, unpack_codes
-from schedules.cpu_layout import CpuLayout, cpu_layout
+from ladder.lower.cpu.packed_codes import emit_packed_codes
+from ladder.lower.passes import as_it_runs
+from ladder.runtime import native
+from ladder.runtime.cpu_words import unpacked_words
+from schedules.cpu_layout import CpuLayout, PackForm, cpu_layout
+from targets import host_cpu
+from tile_types.packing import pack_codes as canonical
 
 
 @pytest.mark.parametrize("lane", [8, 16])
@@ -20,6 +27,74 @@ def test_unpack_inverts_pack(lane: int, bits: int, group: int) -> None:
     words = pack_codes(layout, codes)
     assert tuple(words.shape) == layout.shape(21, 101)
     assert torch.equal(unpack_codes(layout, words, 21, 101), codes)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("stored", [1, 2, 3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("lane", [8, 16])
+def test_kernels_pack_as_torch_does(stored: int, lane: int) -> None:
+    """Whole blocks and what is left of them; codes that are inverted; and back, with zeros where none are."""
+    layout, flip, fill = CpuLayout(stored, lane, 0), 1 << (stored - 1), 1
+    pack = native.described(
+        "packed_codes", f"{stored}_{stored}_{lane}", PackForm(stored, stored, lane), "packed_codes"
+    )
+    told = torch.tensor([fill, flip], dtype=torch.uint8)
+    for shape in (21, 101), (16, 2560), (130, 1300):
+        codes = torch.randint(0, 1 << stored, shape, generator=torch.Generator().manual_seed(lane)).byte()
+        blocks, units, words = layout.shape(*shape)
+        lines = torch.empty(blocks, units * stored, 16, dtype=torch.int32)
+        columns, storage = torch.tensor([shape[1]], dtype=torch.int32), canonical(codes, stored)
+        pack(told, columns, storage, lines)
+        expected = pack_codes(layout, codes ^ flip, fill).view(torch.int32)
+        assert torch.equal(lines.view(blocks, units, words), expected)
+        back = unpacked_words(layout, lines.view(blocks, units, words), *shape, flip)
+        assert torch.equal(back.view(torch.uint8), storage.view(torch.uint8))
+
+
+@pytest.mark.parametrize("lane", [8, 16])
+@pytest.mark.parametrize("stored", [1, 2, 4])
+def test_reordered_words_stay_small(stored: int, lane: int) -> None:
+    """Each exchange of codes is computed once: TVM's simplification inlined it, 4 times the code a step."""
+    function = emit_packed_codes(PackForm(stored, stored, lane), "packed")
+    assert len(as_it_runs(function, host_cpu().tvm_target).script()) < 200_000
+
+
+@pytest.mark.parametrize("weight", ["int4", "ternary"])
+@pytest.mark.parametrize("activation", ["float32", "int8"])
+@pytest.mark.parametrize("group", [16, 24, 32, 1024])
+def test_weights_are_packed_and_found_again(
+    weight: str, activation: str, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels' arrays are those of torch; the canonical weight comes back bit for bit, or is kept."""
+    matrix = torch.randn(40, 1024, generator=torch.Generator().manual_seed(group))
+    quantized = ladder.quantize(matrix, weight, group_size=group, scale_type="float16")
+    plain = ladder.Linear.from_quantized(quantized, activation=activation)
+    monkeypatch.setattr("ladder.runtime.cpu_words.SMALL", 0)
+    monkeypatch.setattr("ladder.runtime.cpu_words.MOST_BYTES", 1 << 14)
+    layer = ladder.Linear.from_quantized(quantized, activation=activation)
+    for found, expected in zip(layer.arrays, plain.arrays, strict=True):
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+    assert layer.canonical is not None
+    for name, array in quantized.to_dict()["arrays"].items():
+        found = getattr(layer.canonical, name)
+        assert found.dtype == array.dtype
+        assert torch.equal(found.view(torch.uint8), array.view(torch.uint8))
+    other = ladder.Linear(1024, 40, weight=weight, group_size=group, bias=False, activation=activation)
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(matrix), plain(matrix))
+    assert torch.equal(layer.weight + 0, plain.weight + 0)
+
+
+def test_codes_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer on a CPU keeps no second copy of its codes, unless zero points were made by changing some."""
+    monkeypatch.setattr("ladder.runtime.cpu_words.SMALL", 0)
+    quantized = ladder.quantize(torch.randn(64, 256), "uint4", group_size=32, zero="integer")
+    layer = ladder.Linear.from_quantized(quantized)
+    assert layer._canonical is None
+    moved = layer.half()
+    assert moved._canonical is None
+    assert torch.equal(moved.canonical.codes(), quantized.codes())
+    assert torch.equal(moved.canonical.zero, quantized.zero)
 
 
 @pytest.mark.parametrize("bits", [16, 19, 32])

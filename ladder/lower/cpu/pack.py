@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 19
 """Codes packed at a time: temporary arrays stay in the caches."""
+
+
+PackWords = Callable[[CpuLayout, "QuantizedTensor", "Recoding"], "torch.Tensor"]
+"""Packs the codes of a matrix: uint32 words of the layout's shape."""
 
 
 def offset_of(weight: str) -> int:
@@ -41,11 +47,32 @@ def recoding(element: TType) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]
     return forward, backward
 
 
-def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
+@dataclass(frozen=True)
+class Recoding:
+    """What packing does to codes.
+
+    table: Entry of each code, or None for the code itself.
+    fill: Entry of what is padded.
+    """
+
+    table: np.ndarray[Any, Any] | None
+    fill: int
+
+    @property
+    def flip(self) -> int | None:
+        """The bits that are inverted in every code, if that is all: most tables only invert the sign's."""
+        if self.table is None:
+            return 0
+        flip = int(self.table[0])
+        return flip if (self.table == np.arange(len(self.table)) ^ flip).all() else None
+
+
+def pack(gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None) -> dict[str, torch.Tensor]:
     """Return the arrays of a kernel in the order in which it takes them.
 
     gemm: The problem that the matrix belongs to.
     weight: Codes ``[N, K]`` with scales and zero points.
+    words: Packs codes, by default `packed_words`.
     Returns: ``words`` uint32 [row blocks, units, 16 * bits]; ``scales`` float32 [groups, N padded] if
         ``gemm.scale``; ``zeros`` [groups, N padded] unless ``gemm.zero`` is ``"none"``, int32 for integer
         zero points on an integer core, else float32; ``row_scale`` float32 [N padded].
@@ -55,14 +82,8 @@ def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
 
     layout = cpu_layout(gemm)
     element = get_type(gemm.weight)
-    codes = as_torch(weight.codes())
-    where = codes.device
-    if layout.lane == 8:
-        codes = _recoded(codes, recoding(element)[0].astype(np.uint8))
-        fill = 0
-    else:
-        fill = int(element.valid_codes()[abs(element.probe_values()).argmin()])
-    arrays = {"words": pack_codes(layout, codes, fill)}
+    arrays = {"words": (words or packed_words)(layout, weight, recoding_of(layout, element))}
+    where = arrays["words"].device
     factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
     scale = None if weight.scale is None else _rows(weight, weight.scale) * factor
     if gemm.scale:
@@ -82,14 +103,25 @@ def pack(gemm: Gemm, weight: QuantizedTensor) -> dict[str, torch.Tensor]:
     return {**arrays, "row_scale": row_scale}
 
 
-def _recoded(codes: torch.Tensor, table: np.ndarray[Any, Any]) -> torch.Tensor:
-    """Return the entries of a table that codes name; most tables only invert the bit of the sign."""
+def recoding_of(layout: CpuLayout, element: TType) -> Recoding:
+    """Return what packing does to the codes of a type."""
+    if layout.lane == 8:
+        return Recoding(recoding(element)[0].astype(np.uint8), 0)
+    return Recoding(None, int(element.valid_codes()[abs(element.probe_values()).argmin()]))
+
+
+def packed_words(layout: CpuLayout, weight: QuantizedTensor, change: Recoding) -> torch.Tensor:
+    """Pack the codes of a matrix by calls of torch, on any device."""
+    return pack_codes(layout, recoded(as_torch(weight.codes()), change), change.fill)
+
+
+def recoded(codes: torch.Tensor, change: Recoding) -> torch.Tensor:
+    """Return the entries of a table that codes name."""
     import torch
 
-    flip = int(table[0])
-    if (table == np.arange(len(table)) ^ flip).all():
-        return codes ^ flip
-    return torch.from_numpy(table).to(codes.device)[codes.to(torch.int32)]
+    if change.table is None or change.flip is not None:
+        return codes ^ change.flip if change.flip else codes
+    return torch.from_numpy(change.table).to(codes.device)[codes.to(torch.int32)]
 
 
 def _rows(weight: QuantizedTensor, array: Any) -> torch.Tensor:
@@ -135,12 +167,12 @@ def pack_codes(layout: CpuLayout, codes: torch.Tensor, fill: int = 0) -> torch.T
     for first in range(0, blocks, step):
         rows = codes[first * ROWS : (first + step) * ROWS]
         height = min(step, blocks - first) * ROWS
-        padded = _pad(layout, rows, height, units * UNIT, fill)
+        padded = padded_codes(layout, rows, height, units * UNIT, fill)
         result[first : first + step] = _pack_blocks(layout, padded)
     return result.view(torch.uint32)
 
 
-def _pad(layout: CpuLayout, codes: torch.Tensor, height: int, width: int, fill: int) -> torch.Tensor:
+def padded_codes(layout: CpuLayout, codes: torch.Tensor, height: int, width: int, fill: int) -> torch.Tensor:
     """Return ``[height, width]`` codes, in bytes if they fit, with each group padded to its packed width."""
     import torch
 

@@ -12,6 +12,7 @@ from tvm.script import tirx as T
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
+from ladder.lower.cpu.transposed import EIGHT, transposed
 
 LANES = 16
 """Words that are read or written at a time: a line of the cache."""
@@ -19,8 +20,8 @@ LANES = 16
 WIDE = 64
 """Words of a row that are transposed at a time: several lines, which memory gives faster than one."""
 
-NIBBLES = EIGHT = 8
-"""Codes of 4 bits in a word; and words of a vector that are transposed in registers."""
+NIBBLES = 8
+"""Codes of 4 bits in a word."""
 
 ROUNDS = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F))
 """Lines that are exchanged, and which of their nibbles, to transpose the 8 x 8 nibbles of 8 words."""
@@ -101,26 +102,11 @@ def _read_line(tile: Any, place: Expr, words: Any, row: Expr, column: Expr) -> N
 def _columns(tile: Any, start: Expr) -> Iterator[Expr]:
     """Give eight columns of some lines of a tile, from one place on."""
     squares = [
-        _transposed([tile[v.lanes(start + (line + at) * WIDE, EIGHT)] for at in range(EIGHT)])
+        transposed([tile[v.lanes(start + (line + at) * WIDE, EIGHT)] for at in range(EIGHT)])
         for line in range(0, LANES, EIGHT)
     ]
     for parts in zip(*squares, strict=True):
         yield v.joined(parts, EIGHT)
-
-
-def _transposed(square: list[Expr]) -> list[Expr]:
-    """Transpose eight vectors of eight words, by rounds of shuffles of two."""
-    found = [b.bind(line) for line in square]
-    for distance in (1, 2, 4):
-        made: list[Expr] = [None] * EIGHT
-        for low in (at for at in range(EIGHT) if not at & distance):
-            for high in range(2):
-                places = [(at & ~distance) + distance * high for at in range(EIGHT)]
-                chosen = [place + (EIGHT if at & distance else 0) for at, place in enumerate(places)]
-                pair = [found[low], found[low + distance]]
-                made[low + distance * high] = b.bind(tirx.Shuffle(pair, chosen))
-        found = made
-    return found
 
 
 def _write_line(out: Any, row: Expr, column: Expr, values: Expr, flip: Expr) -> None:

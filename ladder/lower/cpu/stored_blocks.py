@@ -61,7 +61,7 @@ def emit_stored_blocks(form: StoredBlocks, name: str) -> Any:
                         b.store(room, values, v.lanes(inner * form.elements + first, _count(values)))
             if not dense:
                 start = step * (chunk * form.elements // per)
-                _pack_words(form.bits, room, count * form.elements, codes, row, start)
+                pack_words(form.bits, room, count * form.elements, codes, row, start)
     return result.func
 
 
@@ -146,15 +146,23 @@ def _write_number(part: Factors | Octets, read: Read, target: Any, row: Expr, bl
 
 def _pack_bytes(values: Expr, bits: int, codes: Any, row: Expr, first: Expr) -> None:
     """Store codes whose width divides 8, several in a byte."""
-    lanes, per = _count(values), 8 // bits
-    count, unit = lanes // per, f"uint{8 * per}"
+    per = 8 // bits
+    packed = merged_bytes(values, bits)
+    b.store(codes, packed, row, v.lanes(tirx.floordiv(first, per), _count(values) // per))
+
+
+def merged_bytes(values: Expr, bits: int) -> Expr:
+    """Return codes, a byte each, whose width divides 8 as bytes without gaps, lowest bits first."""
+    per = 8 // bits
+    if per == 1:
+        return values
+    count, unit = _count(values) // per, f"uint{8 * per}"
     wide = b.bind(T.reinterpret(f"{unit}x{count}", values))
     total = reduce(or_, [v.shifted(wide, at * (8 - bits), unit, count) for at in range(per)])
-    packed = T.Cast(f"uint8x{count}", v.masked(total, 255, unit, count))
-    b.store(codes, packed, row, v.lanes(tirx.floordiv(first, per), count))
+    return T.Cast(f"uint8x{count}", v.masked(total, 255, unit, count))
 
 
-def _pack_words(bits: int, room: Any, count: Expr, codes: Any, row: Expr, start: Expr) -> None:
+def pack_words(bits: int, room: Any, count: Expr, codes: Any, row: Expr, start: Expr) -> None:
     """Pack codes into words, as many as fit each, eight words at a time; what is missing of the last is 0."""
     per = 32 // bits
     for at in range(0, EIGHT * per, EIGHT):

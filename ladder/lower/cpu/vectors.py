@@ -180,6 +180,16 @@ def heap(count: Expr, dtype: str) -> Any:
     return I.alloc_buffer((tirx.Cast("int64", count),), dtype, scope="global")
 
 
+def kept(value: Expr, dtype: str, count: int) -> Expr:
+    """Compute a vector once into a register of its own.
+
+    TVM inlines what `b.bind` names: a chain of values that are used twice each doubles with every step.
+    """
+    cell = scratch(count, dtype)
+    b.store(cell, value, lanes(0, count))
+    return cell[lanes(0, count)]
+
+
 def lanes(start: Expr, count: int = 16) -> Expr:
     """Return the index of ``count`` consecutive elements."""
     return T.ramp(start, 1, count) if count > 1 else start
