@@ -39,7 +39,7 @@ def _lowered(emitter: Any, name: str, device: Any, folder: object) -> Any:
     outside = [] if is_open else unproven(function)
     assert not outside, str(outside[0])
     call = _entry(as_it_runs(function, device.tvm_target))
-    return SimpleNamespace(entry=name, call=call, library=Path(), manifest={})
+    return SimpleNamespace(entry=name, call=call, library=Path(), manifest={}, spilled=0)
 
 
 def _kernels(jobs: Sequence[Any]) -> list[Any]:

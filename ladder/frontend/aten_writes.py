@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch.utils._pytree import tree_leaves
 
 from ladder.runtime.functional import memory_of
 from ladder.runtime.model.program import ImportRefused
+
+_NOWHERE = np.empty(1, np.uint8)
+"""Memory of addresses that are compared and not read."""
 
 
 def refuse_real_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -57,16 +61,18 @@ def refuse_overlaps(args: Sequence[Any], written: Sequence[torch.Tensor]) -> Non
 
     Functional graphs read what was there before; in eager, elements follow one another.
     """
+    memory: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for read in tree_leaves(args) if written else ():
+        if isinstance(read, torch.Tensor) and read.layout is torch.strided:
+            memory[memory_of(read)].append(read)
     for value in written:
-        for read in tree_leaves(args):
-            if isinstance(read, torch.Tensor) and read is not value and _overlaps(value, read):
-                raise ImportRefused("an operator reads in another order what it writes")
+        reads = memory[memory_of(value)] if value.layout is torch.strided else ()
+        if any(read is not value and _overlaps(value, read) for read in reads):
+            raise ImportRefused("an operator reads in another order what it writes")
 
 
 def _overlaps(written: torch.Tensor, read: torch.Tensor) -> bool:
-    """Tell whether, for the sizes at hand, an element is read where another element is written."""
-    if {written.layout, read.layout} != {torch.strided} or memory_of(written) != memory_of(read):
-        return False
+    """Tell whether an element of one memory is read, for the sizes at hand, where another one is written."""
     try:
         if _place(read.expand(written.shape)) == _place(written):
             return False
@@ -94,6 +100,3 @@ def _addresses(value: torch.Tensor) -> np.ndarray[Any, Any]:
 def _known(extent: Any) -> int:
     """Return an extent, of open sizes that at hand."""
     return extent if isinstance(extent, int) else int(extent.node.hint)
-
-
-_NOWHERE = np.empty(1, np.uint8)

@@ -17,6 +17,7 @@ NO_RESULTS = {
     "checkpoints.py": "a checkpoint's configuration",
     "choices.py": "the problems that another machine compiles",
     "convolutions.py": "the candidates that another machine compiles",
+    "model_loading.py": "a checkpoint's configuration",
     "gpu_tune.py": "the database of schedules that ships",
     "forked.py": "what a model's process tells the one that started it",
 }
