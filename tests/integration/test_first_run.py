@@ -37,7 +37,8 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
         installed("gfx942", tmp_path_factory.mktemp("hip")) as stub,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(compiling, "load_entry", load_entry)
+        for module in (compiling, first_kernels):
+            patch.setattr(module, "load_entry", load_entry)
         for module in (problem, first_run):
             patch.setattr(module, "rocm_architectures", lambda: ["gfx942"])
         patch.setattr(amd_gpu, "ROUNDS", 1)
