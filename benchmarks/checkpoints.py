@@ -82,16 +82,20 @@ def write(name: str, folder: Path, layers: int) -> Path:
     """Write a checkpoint with random bits."""
     if name in GGUF:
         return write_gguf(folder / "model.gguf", GGUF[name], layers)
-    make, config = CONFIGS[name]
-    arrays = {
+    save_file(layer_arrays(name, layers), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": CONFIGS[name][1]}))
+    return folder
+
+
+def layer_arrays(name: str, layers: int) -> dict[str, torch.Tensor]:
+    """Return the arrays of some layers in a format, by their names in a checkpoint."""
+    make = CONFIGS[name][0]
+    return {
         f"model.layers.{layer}.{module}.{part}": value
         for layer in range(layers)
         for module, shape in SHAPES.items()
         for part, value in make(*shape).items()
     }
-    save_file(arrays, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
-    return folder
 
 
 def write_gguf(path: Path, number: int, layers: int) -> Path:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.checkpoints import CONFIGS, SHAPES, peak_memory, words
+from benchmarks.checkpoints import CONFIGS, SHAPES, layer_arrays, peak_memory, words
 from benchmarks.harness import write_record
 
 GGUF = {"gguf q4_k": "Q4_K", "gguf q6_k": "Q6_K", "gguf iq4_xs": "IQ4_XS"}
@@ -53,13 +53,7 @@ SIZES: dict[str, Any] = {
 
 def write_folder(name: str, folder: Path, layers: int) -> Path:
     """Write a folder that transformers loads, with random bits."""
-    make, config = CONFIGS[name]
-    arrays = {
-        f"model.layers.{layer}.{module}.{part}": value
-        for layer in range(layers)
-        for module, shape in SHAPES.items()
-        for part, value in make(*shape).items()
-    }
+    arrays = layer_arrays(name, layers)
     norms = [
         f"model.layers.{layer}.{at}_layernorm"
         for layer in range(layers)
@@ -70,7 +64,7 @@ def write_folder(name: str, folder: Path, layers: int) -> Path:
     arrays |= {"model.embed_tokens.weight": table, "lm_head.weight": table.clone()}
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
     kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float16"}
-    described = {**kind, **SIZES, "num_hidden_layers": layers, "quantization_config": config}
+    described = {**kind, **SIZES, "num_hidden_layers": layers, "quantization_config": CONFIGS[name][1]}
     (folder / "config.json").write_text(json.dumps(described))
     return folder
 

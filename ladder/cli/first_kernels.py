@@ -29,7 +29,7 @@ from ladder.runtime.model.attention import arguments, job_of
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.operator import attend
 from ladder.runtime.tokens import EIGHT_BIT, gpu_kernel, quantize_tokens
-from ladder.simulate.operator import BOUNDS, rounding_bound
+from ladder.simulate.operator import BOUNDS, relative_error, rounding_bound
 from schedules.attention import has_kernels, ranked
 from targets import TileDevice
 from tile_types.arrays import torch_dtype
@@ -93,8 +93,7 @@ def _relative(y: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the relative Frobenius error; infinity where other elements are NaN."""
     if not torch.equal(y.isnan(), exact.isnan()):
         return math.inf
-    error = float((y - exact).nan_to_num().norm())
-    return error / (float(exact.nan_to_num().norm()) or 1.0)
+    return relative_error(y.nan_to_num().numpy(), exact.nan_to_num().numpy())
 
 
 # ---- launches --------------------------------------------------------------------------------------------

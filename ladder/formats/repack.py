@@ -13,9 +13,6 @@ from tile_types.stored_blocks import Factors, StoredBlocks
 if TYPE_CHECKING:
     import torch
 
-MOST_BYTES = 1 << 30
-"""Bytes of blocks that a kernel takes at a time: it counts in 32 bits."""
-
 
 def taken_apart(
     name: str,
@@ -42,7 +39,7 @@ def taken_apart(
     numbers = [_room(part, rows, blocks) for part in form.numbers]
     kernel = native.described("stored_blocks", name, form)
     given = [torch.from_numpy(table) for table in tables]
-    step = max(1, MOST_BYTES // max(blocks * nbytes, codes.stride(0) * codes.element_size()))
+    step = max(1, native.MOST_BYTES // max(blocks * nbytes, codes.stride(0) * codes.element_size()))
     for first in range(0, rows, step):
         part = octets[first : first + step]
         targets = [array[first : first + step] for array in (codes, *numbers)]

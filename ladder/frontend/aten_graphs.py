@@ -198,18 +198,19 @@ class _Failing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        refuse_real_writes(func, args, kwargs)
+        written = written_by(func, args, kwargs)
+        refuse_real_writes(func, written)
         check = checks().get(func)
         if check is not None:
             self.results.append(check(*args, *kwargs.values()))
             return None
         if has_form(func):
             return self._without_writes(func, named(func, args, kwargs))
-        written = [(value, value.shape) for value in written_by(func, args, kwargs)]
-        refuse_shared_results(func, args, [value for value, _ in written])
-        refuse_overlaps([args, kwargs], [value for value, _ in written])
+        refuse_shared_results(func, args, written)
+        refuse_overlaps([args, kwargs], written)
+        before = [(value, value.shape) for value in written]
         found = laid_as_by_kernels(func, args, func(*args, **kwargs))
-        refuse_resized(func, written)
+        refuse_resized(func, before)
         _refuse_unknown_sizes(func, found)
         self._note(found)
         if may_raise(func, args):

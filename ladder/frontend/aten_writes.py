@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ladder.runtime.functional import memory_of
+from ladder.runtime.functional import hint_of, memory_of
 from ladder.runtime.model.program import ImportRefused
 
 _NOWHERE = np.empty(1, np.uint8)
 """Memory of addresses that are compared and not read."""
 
 
-def refuse_real_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def refuse_real_writes(function: Any, written: Sequence[torch.Tensor]) -> None:
     """Raise ImportRefused before tracing writes into a tensor that the program holds."""
-    for value in written_by(function, args, kwargs):
+    for value in written:
         real = type(value) in (torch.Tensor, torch.nn.Parameter)
         if real and not torch._is_functional_tensor(value):
             raise ImportRefused(f"{function} changes a tensor that is no argument")
@@ -83,20 +83,15 @@ def _overlaps(written: torch.Tensor, read: torch.Tensor) -> bool:
 
 def _place(value: torch.Tensor) -> tuple[Any, ...]:
     """Return where elements lie: the offset, and the strides of axes of several."""
-    axes = zip(map(_known, value.shape), map(_known, value.stride()), strict=True)
-    return _known(value.storage_offset()), tuple((extent, stride) for extent, stride in axes if extent != 1)
+    axes = zip(map(hint_of, value.shape), map(hint_of, value.stride()), strict=True)
+    return hint_of(value.storage_offset()), tuple((extent, stride) for extent, stride in axes if extent != 1)
 
 
 def _addresses(value: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return an array of the same addresses; nothing is read there."""
-    shape, strides = map(_known, value.shape), map(_known, value.stride())
-    begin, size = _known(value.storage_offset()) * value.itemsize, value.itemsize
+    shape, strides = map(hint_of, value.shape), map(hint_of, value.stride())
+    begin, size = hint_of(value.storage_offset()) * value.itemsize, value.itemsize
     memory = np.lib.stride_tricks.as_strided(_NOWHERE, (begin + size,), (1,), writeable=False)
     first = memory[begin : begin + size].view(f"V{size}")
     steps = tuple(stride * size for stride in strides)
     return np.lib.stride_tricks.as_strided(first, (*shape, 1), (*steps, size), writeable=False)
-
-
-def _known(extent: Any) -> int:
-    """Return an extent, of open sizes that at hand."""
-    return extent if isinstance(extent, int) else int(extent.node.hint)

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 SMALL = 1 << 20
 """Codes below which no kernel is built to pack them: calls of torch take less time than that."""
 
-MOST_BYTES = 1 << 30
-"""Bytes of codes that a kernel takes at a time: it counts in 32 bits."""
-
 CHUNK = 1 << 22
 """Codes that are taken out of their storage at a time, where calls of torch do so."""
 
@@ -49,7 +46,7 @@ def pack_words(layout: CpuLayout, weight: QuantizedTensor, change: Recoding) -> 
     columns = k if direct else units * UNIT
     result = empty(blocks, units * layout.bits, words // layout.bits, dtype=torch.int32)
     told = torch.tensor([change.fill, change.flip if direct else 0], dtype=torch.uint8)
-    step = max(1, (MOST_BYTES if direct else CHUNK) // (ROWS * units * UNIT))
+    step = max(1, (native.MOST_BYTES if direct else CHUNK) // (ROWS * units * UNIT))
     for first in range(0, blocks, step):
         part = storage[first * ROWS : (first + step) * ROWS].contiguous()
         if not direct:
@@ -156,7 +153,7 @@ def unpacked_words(layout: CpuLayout, words: torch.Tensor, n: int, k: int, flip:
     lines = words.view(torch.int32).reshape(words.shape[0], -1, LANES)
     kernel = _kernel(layout, layout.bits, "unpacked_codes")
     told = torch.tensor([flip], dtype=torch.uint8), torch.tensor([k], dtype=torch.int32)
-    step = max(1, MOST_BYTES // (ROWS * lines.shape[1] * LANES))
+    step = max(1, native.MOST_BYTES // (ROWS * lines.shape[1] * LANES))
     for first in range(0, len(lines), step):
         target = storage[first * ROWS : (first + step) * ROWS]
         if len(target):

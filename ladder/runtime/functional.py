@@ -170,3 +170,8 @@ def _items(value: Any) -> Sequence[Any]:
 def memory_of(value: torch.Tensor) -> int:
     """Return what tells the memory of a tensor from others'."""
     return int(value.untyped_storage()._cdata)
+
+
+def hint_of(extent: Any) -> int:
+    """Return a number, or the one that a symbol stood for at first."""
+    return extent if isinstance(extent, int) else int(extent.node.hint)

@@ -14,6 +14,9 @@ from ladder.runtime.compile import load_entry
 from targets import TileDevice, host_cpu
 from tile_types.errors import MissingToolError
 
+MOST_BYTES = 1 << 30
+"""Bytes of an array that a kernel takes at a time: it counts in 32 bits."""
+
 
 @cache
 def entry(module: str, kind: str, *facts: Any) -> Any:

@@ -174,7 +174,7 @@ def test_rows_of_many_blocks() -> None:
 def test_blocks_are_taken_apart_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = ladder.load_checkpoint(FILES / "all.gguf")
     whole = checkpoint["q6_k"]
-    monkeypatch.setattr("ladder.formats.repack.MOST_BYTES", 1)
+    monkeypatch.setattr("ladder.runtime.native.MOST_BYTES", 1)
     assert torch.equal(checkpoint["q6_k"].codes(), whole.codes())
 
 

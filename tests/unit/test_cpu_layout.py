@@ -70,7 +70,7 @@ def test_weights_are_packed_and_found_again(
     quantized = ladder.quantize(matrix, weight, group_size=group, scale_type="float16")
     plain = ladder.Linear.from_quantized(quantized, activation=activation)
     monkeypatch.setattr("ladder.runtime.cpu_words.SMALL", 0)
-    monkeypatch.setattr("ladder.runtime.cpu_words.MOST_BYTES", 1 << 14)
+    monkeypatch.setattr("ladder.runtime.native.MOST_BYTES", 1 << 14)
     layer = ladder.Linear.from_quantized(quantized, activation=activation)
     for found, expected in zip(layer.arrays, plain.arrays, strict=True):
         assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))

@@ -9,6 +9,7 @@ import torch
 import torch.overrides
 
 from ladder.capture.values.kinds import is_a
+from ladder.runtime.functional import hint_of
 
 
 class Strides(NamedTuple):
@@ -113,11 +114,6 @@ def strides_from(shape: Sequence[int], steps: tuple[int, ...], offset: int, reac
     repeated = frozenset(axis for axis, step in enumerate(steps) if step == 0 and shape[axis] > 1)
     once = [1 if axis in repeated else size for axis, size in enumerate(shape)]
     return Strides(dense_order(once, steps), repeated, steps, offset, reach)
-
-
-def hint_of(extent: Any) -> int:
-    """Return a number, or the one that a symbol stood for at first."""
-    return extent if is_a(extent, int) else int(extent.node.hint)
 
 
 def dense_order(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...] | None:

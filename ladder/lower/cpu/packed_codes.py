@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.stored_blocks import merged_bytes, pack_words
+from ladder.lower.cpu.stored_blocks import ceildiv, merged_bytes, pack_words
 from ladder.lower.cpu.transposed import EIGHT, transposed
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, PackForm, Plane
 from tile_types.packing import is_dense
@@ -35,7 +35,7 @@ def emit_packed_codes(form: PackForm, name: str) -> Any:
         with v.helpers(v.STREAM_HELPER), v.parallel(blocks) as block:
             codes = v.scratch(form.columns + EIGHT, "uint8")
             packed = v.scratch(ROWS * form.units * form.bits, "int32")
-            with b.loop(_ceil(lines, form.units * form.bits)) as step:
+            with b.loop(ceildiv(lines, form.units * form.bits)) as step:
                 first = b.bind(step * form.units * form.bits)
 
                 def one_by_one(block: Expr = block, step: Expr = step, first: Expr = first) -> None:
@@ -59,10 +59,6 @@ def emit_packed_codes(form: PackForm, name: str) -> Any:
                 else:
                     one_by_one()
     return result.func
-
-
-def _ceil(extent: Expr, size: int) -> Expr:
-    return tirx.floordiv(extent + size - 1, size)
 
 
 def _read_row(
@@ -226,7 +222,7 @@ def emit_unpacked_codes(form: PackForm, name: str) -> Any:
         with v.parallel(blocks) as block:
             packed = v.scratch(ROWS * width, "int32")
             codes = v.scratch(form.columns + EIGHT * form.per, "uint8")
-            with b.loop(_ceil(lines, width)) as step:
+            with b.loop(ceildiv(lines, width)) as step:
                 _read_columns(packed, words, block, step * width, width)
                 with b.loop(tirx.max(tirx.min(ROWS, rows - block * ROWS), 0)) as row:
                     first = b.bind(step * form.columns)
@@ -278,5 +274,5 @@ def _store_row(form: PackForm, codes: Any, storage: Any, target: tuple[Expr, Exp
     with b.loop(form.units) as unit:
         taken = b.bind(codes[v.lanes(unit * UNIT, UNIT)])
         b.store(line, merged_bytes(taken, form.stored), v.lanes(unit * (UNIT // per), UNIT // per))
-    with b.loop(_ceil(count, per)) as at:
+    with b.loop(ceildiv(count, per)) as at:
         b.store(storage, line[at], row, start + at)

@@ -43,7 +43,7 @@ def emit_stored_blocks(form: StoredBlocks, name: str) -> Any:
         tables = [b.tensor(s, (n,), "uint64", align=8) for s, n in (("grid", levels), ("marks", signs))]
         codes = b.tensor("codes", (rows, units), "uint8" if dense else "uint32", align=1 if dense else 4)
         numbers = [_number_tensor(part, at, rows, blocks) for at, part in enumerate(form.numbers)]
-        with v.parallel(rows) as row, b.loop(_ceil(blocks, chunk)) as step:
+        with v.parallel(rows) as row, b.loop(ceildiv(blocks, chunk)) as step:
             room = None if dense else v.scratch(chunk * form.elements + EIGHT * per, "uint8")
             count = b.bind(tirx.min(chunk, blocks - step * chunk))
             with b.loop(count) as inner:
@@ -71,7 +71,8 @@ def _number_tensor(part: Factors | Octets, at: int, rows: Expr, blocks: Expr) ->
     return b.tensor(f"numbers{at}", (rows, blocks * part.count), "uint8", align=1)
 
 
-def _ceil(extent: Expr, size: int) -> Expr:
+def ceildiv(extent: Expr, size: int) -> Expr:
+    """Return a quotient that is rounded up."""
     return tirx.floordiv(extent + size - 1, size)
 
 
@@ -167,8 +168,8 @@ def pack_words(bits: int, room: Any, count: Expr, codes: Any, row: Expr, start: 
     per = 32 // bits
     for at in range(0, EIGHT * per, EIGHT):
         b.store(room, v.constant(0, "uint8", EIGHT), v.lanes(count + at, EIGHT))
-    words = b.bind(_ceil(count, per))
-    with b.loop(_ceil(words, EIGHT)) as step:
+    words = b.bind(ceildiv(count, per))
+    with b.loop(ceildiv(words, EIGHT)) as step:
         first = b.bind(step * EIGHT)
         places = [b.bind((first + at) * per) for at in range(EIGHT)]
         octets = [T.reinterpret("uint64", room[v.lanes(place, EIGHT)]) for place in places]
