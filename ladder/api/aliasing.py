@@ -337,7 +337,8 @@ class Separated:
             set_versions([inputs[at] for at, _ in self.growth], versions)
         if self.marks:
             values = flat(results)
-            set_versions([values[at] for at, _ in self.marks], [number for _, number in self.marks])
+            counted = [(values[at], number) for at, number in self.marks if not values[at].is_inference()]
+            set_versions(*zip(*counted, strict=True)) if counted else None
         return results
 
     def _mended(self, inputs: tuple[Any, ...], results: Any) -> Any:

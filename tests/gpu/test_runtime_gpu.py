@@ -13,7 +13,9 @@ import attention_layout  # noqa: E402
 import ladder  # noqa: E402
 from benchmarks.host_cost import host_cost_us  # noqa: E402
 from ladder.runtime import operator  # noqa: E402
+from ladder.runtime.model.graphs import Stopwatch  # noqa: E402
 from ladder.runtime.recording import recorded  # noqa: E402
+from tests.replayed import REPLAYED, lying  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -189,6 +191,24 @@ def test_topk_joins_chains(axis: int, largest: bool) -> None:
     beyond = ladder.compile(lambda x: torch.topk(x, 3))
     x = torch.randn(2, 1000, device="cuda")
     assert torch.equal(beyond(x)[1], torch.topk(x, 3)[1])
+
+
+@pytest.mark.parametrize("gap", [1, 2])
+@pytest.mark.parametrize("name", REPLAYED)
+@torch.no_grad()
+def test_results_of_replays_lie_as_in_eager(name: str, gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stopwatch, "allows", lambda self, copied: True)
+    program = REPLAYED[name]
+    fast = ladder.compile(program)
+    for _ in range(5):
+        x, y = (torch.randn(n, 6 * gap, device="cuda")[:, ::gap] for n in (4, 3))
+        own, wanted = y.clone(), program(x, y)
+        y.copy_(own)
+        found = fast(x, y)
+        torch.testing.assert_close(found, program(x, own), rtol=2e-6, atol=1e-6)
+        torch.testing.assert_close(y, own)
+        assert lying((x, y, *found)) == lying((x, y, *wanted))
+    assert any(built.executable.recorded() for built in fast.models)
 
 
 @pytest.mark.parametrize(("rows", "recorded"), [(4, True), (1 << 18, False)])

@@ -296,6 +296,23 @@ def test_tensors_of_inference_mode_are_written(way: str) -> None:
 
 
 @WAYS
+def test_results_that_were_written_come_without_versions_in_inference_mode(way: str) -> None:
+    def program(x: Tensor) -> Tensor:
+        v = torch.tanh(x)
+        v.bernoulli_(0.5)
+        return v + x.bool()
+
+    fast = _compiled(way, program)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        with torch.inference_mode():
+            torch.manual_seed(0)
+            found = fast(x)
+            torch.manual_seed(0)
+            assert torch.equal(found, program(x))
+
+
+@WAYS
 def test_a_cache_is_written_where_it_lies(way: str) -> None:
     """The operator is given the memory of the argument itself, unless the old one is read behind it."""
     seen: list[int] = []

@@ -103,7 +103,7 @@ class CallArguments:
                 spans[at] for at in self.written if at in spans and _is_filled(spans[at])
             )
             self._apart = _are_apart(sorted((*span, at in self.written) for at, span in spans.items()))
-            self._apart &= all(_lies_once(tensors[at]) for at in self.written & tensors.keys())
+            self._apart &= all(lies_once(tensors[at]) for at in self.written & tensors.keys())
 
     def _same(self, tensors: Mapping[int, torch.Tensor]) -> set[int]:
         """Return the positions of tensors that are what they were in the call before."""
@@ -152,7 +152,7 @@ def span_of(value: torch.Tensor) -> Span:
     return begin, begin + (1 + sum((size - 1) * step for size, step in steps)) * value.element_size()
 
 
-def _lies_once(value: torch.Tensor) -> bool:
+def lies_once(value: torch.Tensor) -> bool:
     """Say whether strides show that no two elements of a tensor are one in memory."""
     reach = 1
     for step, size in sorted(zip(value.stride(), value.shape, strict=True)):

@@ -2,8 +2,8 @@
 
 Arguments that are the same tensors at the same address from call to call (weights) are read where they are;
 the others are copied into buffers of the graph. What the plan writes into an argument is written there.
-Other results are copied out: the next replay overwrites them. A graph is recorded only where the call before
-tells that the launches which it saves take longer than these copies.
+Other results are copied out, and lie as they lay: the next replay overwrites them. A graph is recorded only
+where the call before tells that the launches which it saves take longer than these copies.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from ladder.runtime import peers
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.bound_plan import BoundPlan
+from ladder.runtime.model.replayed import Replayed, lying_as
 from ladder.runtime.recording import recorded
 from targets import get_device
 
@@ -107,6 +108,7 @@ class Replay:
         self.graph: Any = None
         self.copies: list[tuple[int, torch.Tensor]] = []
         self.results: list[Any] = []
+        self.given_out = Replayed([], (), ())
 
     def run(self, values: Sequence[Any], generation: int) -> list[Any]:
         """Run with arguments, those of a generation; returns the graph's outputs."""
@@ -120,14 +122,15 @@ class Replay:
             self.generation = generation
             if self.graph is None:
                 return self.step_by_step(values)
+        if not self.given_out.fits(values):
+            return self.step_by_step(values)
         if self.copies:
             torch._foreach_copy_([copy for _, copy in self.copies], [values[at] for at, _ in self.copies])
         self.graph.replay()
-        written, wanted = self.owner.written, self.owner.wanted
-        return [
-            values[written[at]] if at in written else result.clone() if at in wanted else None
-            for at, result in enumerate(self.results)
-        ]
+        found = self.given_out.of(values)
+        for at, argument in self.owner.written.items():
+            found[at] = values[argument]
+        return found
 
     def _timed(self, values: Sequence[Any]) -> list[Any]:
         self.stopwatch = Stopwatch(self.owner.where, len(self.owner.plan.steps))
@@ -145,7 +148,7 @@ class Replay:
         if self.stopwatch is not None and not self.stopwatch.allows(copied + self.given):
             self.graph, self.refused = None, f"copying {copied + self.given} bytes takes longer than launches"
             return
-        static = [value.clone() if at in moving else value for at, value in enumerate(values)]
+        static = [lying_as(value) if at in moving else value for at, value in enumerate(values)]
         self.copies = [(at, static[at]) for at in sorted(moving)]
         self.graph = None
         self.recordings += 1
@@ -159,5 +162,6 @@ class Replay:
             log.warning("no CUDA graph of a plan: %s", error)
             return
         self.graph = graph
+        self.given_out = Replayed(self.results, self.owner.wanted - self.owner.written.keys(), static)
         if self.mode != "global":
             _with_collectives.add(self)

@@ -1,0 +1,32 @@
+"""Results of replayed calls lie as eager's do: strides, and what shares memory with what."""
+
+import pytest
+import torch
+
+import ladder
+from tests.replayed import REPLAYED, lying, replay_calls
+
+
+@pytest.fixture
+def replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay_calls(monkeypatch)
+
+
+@pytest.mark.parametrize("way", ["ladder", "torch"])
+@pytest.mark.parametrize("name", REPLAYED)
+@pytest.mark.parametrize("gap", [1, 2])
+@torch.no_grad()
+def test_results_lie_as_in_eager(replayed: None, name: str, gap: int, way: str) -> None:
+    program = REPLAYED[name]
+    torch._dynamo.reset()
+    fast = ladder.compile(program) if way == "ladder" else torch.compile(program, backend="ladder")
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        x, y = (torch.randn(n, 6 * gap, generator=generator)[:, ::gap] for n in (4, 3))
+        own, wanted = y.clone(), program(x, y)
+        y.copy_(own)
+        found = fast(x, y)
+        again = program(x, own)
+        torch.testing.assert_close(found, again, rtol=2e-6, atol=1e-6)
+        torch.testing.assert_close(y, own)
+        assert lying((x, y, *found)) == lying((x, y, *wanted))
