@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.fx
@@ -110,6 +110,21 @@ def is_traced() -> bool:
     return called is vars(torch.fx._symbolic_trace) or torch._C._get_tracing_state() is not None
 
 
+Called = TypeVar("Called", bound=Callable[..., Any])
+
+
+def beside_torch_compile(function: Called) -> Called:
+    """Let torch.compile around a function, as in transformers' ``generate``, leave it and what it calls.
+
+    `torch.compiler.disable` does so too, but imports the whole of ``torch._dynamo``: 3 s.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+    frames.set_code_exec_strategy(function.__code__, skipped)
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function
+
+
 class Captured(Store):
     """A function that capture watches; call it as the function itself.
 
@@ -179,12 +194,9 @@ class Captured(Store):
         found = {super().outcome, self.within.outcome if self.within is not None else "new"}
         return next(each for each in ("eager", "split", "whole", "new") if each in found)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @beside_torch_compile
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function: by a record that matches, else recording one.
-
-        torch.compile around it, as in transformers' ``generate`` over a static cache, leaves it as it is.
-        """
+        """Call the function: by a record that matches, else recording one."""
         point = self.entries.get((len(args), *kwargs)) if kwargs else self.entries.get(len(args))
         if point is None:
             point = self._enter(args, kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +97,30 @@ def test_torch_compile_around_a_captured_function() -> None:
             assert torch.equal(around(x), model[1](model[0](x)))
     torch._dynamo.reset()
     assert (fast.outcome, len(fast.records)) == ("whole", 1)
+
+
+def test_captured_calls_before_torch_compile_is_imported() -> None:
+    """A plan is made and runs without it, which takes 3 s to import; it leaves such calls all the same."""
+    code = """
+import sys, torch, ladder
+from torch import nn
+
+fast, x = ladder.compile(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), torch.ones(2, 4)
+with torch.no_grad():
+    fast(x), fast(x)
+    expected = fast(x)
+    assert "torch._dynamo" not in sys.modules
+    graphs = []
+    keep = lambda graph, _: graphs.append(graph) or graph.forward
+    around = torch.compile(lambda x: fast(x) + 1, backend=keep)
+    for _ in range(2):
+        assert torch.equal(around(x), expected + 1)
+(graph,) = graphs
+assert not list(graph.named_modules())[1:], graph
+assert fast.outcome == "whole", fast.explain()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_checkpoint_of_torch_around_a_captured_function() -> None:
