@@ -193,6 +193,31 @@ def test_topk_joins_chains(axis: int, largest: bool) -> None:
     assert torch.equal(beyond(x)[1], torch.topk(x, 3)[1])
 
 
+@torch.no_grad()
+def test_calls_in_several_streams_have_memory_of_their_own() -> None:
+    """A call's work goes on behind it: what the next one writes in another stream is not read by it."""
+    weights = [torch.randn(2048, 2048, device="cuda", dtype=torch.float16) / 45 for _ in range(4)]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.nn.functional.gelu(x @ weight) * 2 + 1
+        return torch.softmax(x, -1)
+
+    fast = ladder.compile(program)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    xs = [torch.randn(4096, 2048, device="cuda", dtype=torch.float16) for _ in streams]
+    torch.cuda.synchronize()
+    expected = [fast(x) for x in xs]
+    torch.cuda.synchronize()
+    for _ in range(6):
+        found = []
+        for x, stream in zip(xs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(fast(x))
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize("gap", [1, 2])
 @pytest.mark.parametrize("name", REPLAYED)
 @torch.no_grad()

@@ -13,7 +13,7 @@ from ladder.forks import renewed
 from ladder.ir.extents import match_shape
 from ladder.runtime.model.arguments import UNKNOWN, Look
 from ladder.runtime.model.bound_plan import BoundPlan
-from ladder.runtime.model.frame import Frame
+from ladder.runtime.model.frame import Frames
 from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.results import ArgumentPart, result_of
 from ladder.runtime.model.sizes import Sizes, facts_of, reader
@@ -40,8 +40,7 @@ class Executable:
         """Types, shapes and dtypes of arguments that fitted -> the sizes that they show, as of `check`."""
         self._shown = max((at for at, _ in bound.places.values()), default=-1)
         """Position of the last argument that shows a size."""
-        self._frames: list[Frame] = []
-        """Those that no call uses."""
+        self._frames = Frames(bound)
         self._lock = renewed(threading.Lock())
         self._cast = torch._C._DisableAutocast if torch._C._is_any_autocast_enabled() else nullcontext
         """What conversions a plan has are its own steps: autocast would add some in its steps of torch."""
@@ -87,13 +86,13 @@ class Executable:
                 stay = self.bound.arguments.stay(joined.places)
                 values = (*values, *joined.of(values, look.generation if stay else 0))
                 generation += joined.generation
-        frame = self._take()
+        idle, frame = self._frames.take()
         try:
             sizes = self.read(values) if sizes is None else sizes
             with self._cast():
                 found = frame.call(values, sizes, generation)
         finally:
-            self._frames.append(frame)
+            idle.append(frame)
         if self.bound.changed:
             torch.autograd.graph.increment_version([given[at] for at in self.bound.changed])
         return tuple(result(given, found, sizes) for result in self._results)
@@ -146,27 +145,21 @@ class Executable:
             self._fitting[seen] = shown
         return shown
 
-    def _take(self) -> Frame:
-        """Return a frame that no other call uses."""
-        try:
-            return self._frames.pop()
-        except IndexError:
-            return Frame(self.bound)
-
     def prepare(self) -> None:
         """Make the first frame ahead of its call."""
-        self._frames.append(self._take())
+        idle, frame = self._frames.take()
+        idle.append(frame)
 
     def recorded(self) -> list[Any]:
         """Return the CUDA graphs that calls have recorded so far."""
-        replays = [state.replay for frame in self._frames for state in frame.states.values()]
+        replays = [state.replay for frame in self._frames.idle() for state in frame.states.values()]
         return [replay.graph for replay in replays if replay is not None and replay.graph is not None]
 
     def memory(self) -> dict[str, int]:
         """Return bytes of intermediate results: laid out, and what they would take side by side."""
         return {
-            "arena": max((frame.arena for frame in self._frames), default=0),
-            "without sharing": max((frame.total() for frame in self._frames), default=0),
+            "arena": max((frame.arena for frame in self._frames.idle()), default=0),
+            "without sharing": max((frame.total() for frame in self._frames.idle()), default=0),
         }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -134,3 +135,41 @@ class Frame:
     def total(self) -> int:
         """Return the bytes of intermediate results side by side, of the sizes of the last call."""
         return self.memory.fixed.total(()) + self.memory.open.total(self.memory.sizes)
+
+
+class Frames:
+    """The frames of a plan that no call uses, by stream.
+
+    Work on a GPU goes on after a call: the next call may write the same memory only in the same stream.
+
+    owner: The plan, bound to arguments.
+    """
+
+    def __init__(self, owner: BoundPlan) -> None:
+        self.owner = owner
+        self._idle: dict[int, list[Frame]] = {}
+
+    def take(self) -> tuple[list[Frame], Frame]:
+        """Return a frame, and the list to which it goes back; what captures a stream takes any."""
+        idle = self._idle.setdefault(self._stream(), [])
+        try:
+            return idle, idle.pop()
+        except IndexError:
+            pass
+        if self.owner.where.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            for other in [*self._idle.values()]:
+                with suppress(IndexError):  # another thread was quicker
+                    return other, other.pop()
+        return idle, Frame(self.owner)
+
+    def idle(self) -> list[Frame]:
+        """Return all of them."""
+        return [frame for frames in self._idle.values() for frame in frames]
+
+    def _stream(self) -> int:
+        """Return the stream into which a call launches; 0 on CPUs."""
+        where = self.owner.where
+        if where.type != "cuda":
+            return 0
+        at = torch.cuda.current_device() if where.index is None else where.index
+        return torch._C._cuda_getCurrentRawStream(at)

@@ -142,6 +142,8 @@ class Joined:
                 self.arrays = tuple(array for join in self.joins for array in join.made(values))
             self.noted = Noted([values[at] for at in self.read])
             self.generation += 1
+            if self.generation == 1:
+                _finish(self.arrays[0].device)
         self._seen = generation
         return self.arrays
 
@@ -149,3 +151,9 @@ class Joined:
         if generation and generation == self._seen:
             return self.noted.unwritten()
         return self.noted.hold([values[at] for at in self.read])
+
+
+def _finish(where: torch.device) -> None:
+    """Wait for a GPU: calls in other streams, which wait for nothing of this one, read what was made."""
+    if where.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream(where).synchronize()
