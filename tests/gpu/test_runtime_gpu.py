@@ -200,8 +200,8 @@ def test_calls_in_several_streams_have_memory_of_their_own() -> None:
 
     def program(x: torch.Tensor) -> torch.Tensor:
         for weight in weights:
-            x = torch.nn.functional.gelu(x @ weight) * 2 + 1
-        return torch.softmax(x, -1)
+            x = torch.nn.functional.gelu(torch.softmax(x @ weight, -1) * 100 + x)
+        return x
 
     fast = ladder.compile(program)
     streams = [torch.cuda.Stream() for _ in range(3)]
@@ -215,7 +215,8 @@ def test_calls_in_several_streams_have_memory_of_their_own() -> None:
             with torch.cuda.stream(stream):
                 found.append(fast(x))
         torch.cuda.synchronize()
-        assert all(map(torch.equal, found, expected))
+        # cuBLAS may take another kernel in another stream
+        assert max(map(relative_error, found, expected)) <= 1e-2
 
 
 @pytest.mark.parametrize("gap", [1, 2])
