@@ -1,9 +1,10 @@
 """How fast models of other tools' checkpoints are loaded from the page cache, and with how much memory.
 
-``python -m benchmarks.model_loading [--layers 4] [--threads 2] [--device cuda]`` writes models of layers of
-Llama-3.1-8B's shapes with random bits in each format, loads them by `load_pretrained`, each in a process of
-its own that has the kernels in its cache, and prints GB of the file per second of wall time and of processor
-time, and the largest memory above that before. Mapped pages of the file count.
+``python -m benchmarks.model_loading [--layers 4] [--threads 2] [--device cuda] [--vocabulary 128256]``
+writes models of layers of Llama-3.1-8B's shapes with random bits in each format, loads them by
+`load_pretrained`, each in a process of its own that has the kernels in its cache, and prints GB of the file
+per second of wall time and of processor time, and the largest memory above that before. Mapped pages of the
+file count. ``ladder`` is what `ladder convert` makes of the model in compressed-tensors' form.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.checkpoints import CONFIGS, SHAPES, layer_arrays, peak_memory, words
+from benchmarks.checkpoints import CONFIGS, SHAPES, peak_memory, words
 from benchmarks.harness import write_record
 
 GGUF = {"gguf q4_k": "Q4_K", "gguf q6_k": "Q6_K", "gguf iq4_xs": "IQ4_XS"}
 """Format -> gguf's name of its type."""
+
+OWN, SOURCE = "ladder", "pack-quantized"
+"""Our own format, and the one that it is converted from."""
 
 VOCABULARY = 1024
 BLOCK = {
@@ -45,31 +49,50 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 14336,
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
-    "vocab_size": VOCABULARY,
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
 
 
-def write_folder(name: str, folder: Path, layers: int) -> Path:
-    """Write a folder that transformers loads, with random bits."""
-    arrays = layer_arrays(name, layers)
-    norms = [
-        f"model.layers.{layer}.{at}_layernorm"
-        for layer in range(layers)
-        for at in ("input", "post_attention")
-    ]
-    arrays |= {f"{norm}.weight": torch.ones(4096).half() for norm in (*norms, "model.norm")}
-    table = torch.randn(VOCABULARY, 4096).half()
-    arrays |= {"model.embed_tokens.weight": table, "lm_head.weight": table.clone()}
+def write_folder(name: str, folder: Path, layers: int, vocabulary: int) -> Path:
+    """Write a folder that transformers loads, with random bits, the same in all blocks."""
+    make, quantization = CONFIGS[SOURCE if name == OWN else name]
+    block = {module: make(*shape) for module, shape in SHAPES.items()}
+    arrays = {"model.norm.weight": torch.ones(4096).half()}
+    for layer in range(layers):
+        start = f"model.layers.{layer}"
+        for module, parts in block.items():
+            arrays |= {f"{start}.{module}.{part}": value.clone() for part, value in parts.items()}
+        for at in ("input", "post_attention"):
+            arrays[f"{start}.{at}_layernorm.weight"] = torch.ones(4096).half()
+    for table in ("model.embed_tokens", "lm_head"):
+        arrays[f"{table}.weight"] = table_of(vocabulary)
     save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
     kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "float16"}
-    described = {**kind, **SIZES, "num_hidden_layers": layers, "quantization_config": CONFIGS[name][1]}
-    (folder / "config.json").write_text(json.dumps(described))
+    described = {**kind, **SIZES, "vocab_size": vocabulary, "num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps({**described, "quantization_config": quantization}))
+    if name == OWN:
+        convert(folder, {**described, "quantization_config": {"quant_method": OWN}})
     return folder
 
 
-def write_gguf(kind: str, path: Path, layers: int) -> Path:
+def convert(folder: Path, described: dict[str, Any]) -> None:
+    """Write a model in our own storage in place of what a folder holds."""
+    from ladder.formats.checkpoint import load_checkpoint
+    from ladder.formats.native_write import write
+
+    checkpoint = load_checkpoint(folder)
+    write(checkpoint, folder / "own.safetensors", list(checkpoint))
+    (folder / "own.safetensors").replace(folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(described))
+
+
+def table_of(vocabulary: int) -> torch.Tensor:
+    """Return the rows of a vocabulary."""
+    return torch.randn(VOCABULARY, 4096).half().repeat(-(-vocabulary // VOCABULARY), 1)[:vocabulary]
+
+
+def write_gguf(kind: str, path: Path, layers: int, vocabulary: int) -> Path:
     """Write a GGUF file of a Llama, with bits of which all scales are moderate."""
     import gguf
 
@@ -83,18 +106,19 @@ def write_gguf(kind: str, path: Path, layers: int) -> Path:
     writer.add_head_count(32)
     writer.add_head_count_kv(8)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCABULARY)
+    writer.add_vocab_size(vocabulary)
     writer.add_rope_freq_base(10000.0)
+    block = {module: n * k // elements * nbytes for module, (n, k) in SHAPES.items()}
+    drawn = {module: words(count // 4).view(torch.uint8).numpy() & 0x3F for module, count in block.items()}
     for layer in range(layers):
         for module, (n, k) in SHAPES.items():
-            octets = words(n * k // elements * nbytes // 4).view(torch.uint8).numpy() & 0x3F
-            octets = octets.reshape(n, k // elements * nbytes)
+            octets = drawn[module].reshape(n, k // elements * nbytes)
             writer.add_tensor(f"blk.{layer}.{BLOCK[module]}.weight", octets, raw_dtype=number)
         for norm in ("attn_norm", "ffn_norm"):
             writer.add_tensor(f"blk.{layer}.{norm}.weight", torch.ones(4096).numpy())
     writer.add_tensor("output_norm.weight", torch.ones(4096).numpy())
     for table in ("token_embd", "output"):
-        writer.add_tensor(f"{table}.weight", torch.randn(VOCABULARY, 4096).half().numpy())
+        writer.add_tensor(f"{table}.weight", table_of(vocabulary).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -128,7 +152,7 @@ def measure(path: str, threads: int, device: str) -> dict[str, float]:
     after = resident()
     with torch.no_grad():
         found = model(torch.arange(4, device=model.device)[None]).logits
-    assert found.shape[-1] == VOCABULARY
+    assert found.shape[-1] == model.config.vocab_size
     return {"wall": wall, "processor": processor, "start": start, "peak": peak, "after": after}
 
 
@@ -138,22 +162,29 @@ def resident() -> float:
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-def run(name: str, layers: int, threads: int, device: str, turns: int) -> dict[str, Any]:
-    """Measure one format, each turn in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        if name in GGUF:
-            path = write_gguf(GGUF[name], Path(folder, "model.gguf"), layers)
-        else:
-            path = write_folder(name, Path(folder), layers)
-        size = sum(file.stat().st_size for file in Path(folder).iterdir())
-        call = f"measure({str(path)!r}, {threads}, {device!r})"
-        code = f"import json; from benchmarks.model_loading import measure; print(json.dumps({call}))"
-        found = []
-        for _ in range(turns + 1):  # the first builds kernels
-            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SystemExit(done.stderr[-3000:])
-            found.append(json.loads(done.stdout.splitlines()[-1]))
+def write_model(name: str, folder: Path, layers: int, vocabulary: int) -> Path:
+    if name in GGUF:
+        return write_gguf(GGUF[name], folder / "model.gguf", layers, vocabulary)
+    return write_folder(name, folder, layers, vocabulary)
+
+
+def run(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure one format, each turn in a process of its own; a small model before has the kernels built."""
+    found: list[dict[str, float]] = []
+    for layers, turns in ((1, 1), (arguments.layers, arguments.turns)):
+        vocabulary = arguments.vocabulary if found else VOCABULARY
+        with tempfile.TemporaryDirectory() as folder:
+            path = write_model(name, Path(folder), layers, vocabulary)
+            size = sum(file.stat().st_size for file in Path(folder).iterdir())
+            call = f"measure({str(path)!r}, {arguments.threads}, {arguments.device!r})"
+            code = f"import json; from benchmarks.model_loading import measure; print(json.dumps({call}))"
+            for _ in range(turns):
+                done = subprocess.run(
+                    [sys.executable, "-c", code], capture_output=True, text=True, check=False
+                )
+                if done.returncode:
+                    raise SystemExit(done.stderr[-3000:])
+                found.append(json.loads(done.stdout.splitlines()[-1]))
     return {"format": name, "bytes": size, "turns": found[1:]}
 
 
@@ -163,12 +194,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--formats", default=",".join(["gptq", "awq", "pack-quantized", *GGUF]))
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
+    parser.add_argument("--formats", default=",".join(["gptq", "awq", SOURCE, OWN, *GGUF]))
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     rows = []
     for name in arguments.formats.split(","):
-        row = run(name, arguments.layers, arguments.threads, arguments.device, arguments.turns)
+        row = run(name, arguments)
         size, turns = row["bytes"], row["turns"]
         wall, processor = (min(turn[key] for turn in turns) for key in ("wall", "processor"))
         peak, after = (max(turn[key] - turn["start"] for turn in turns) for key in ("peak", "after"))
@@ -180,7 +212,7 @@ def main() -> None:
         )
         rows.append(row)
     if arguments.output:
-        given = {"layers": arguments.layers, "threads": arguments.threads, "device": arguments.device}
+        given = {key: getattr(arguments, key) for key in ("layers", "threads", "device", "vocabulary")}
         write_record(arguments.output, {"cores": os.cpu_count(), **given, "rows": rows})
 
 

@@ -70,6 +70,14 @@ class NumpyArrays:
         """Reinterpret the bits; the last axis scales with the width."""
         return np.ascontiguousarray(x).view(numpy_dtype(dtype))
 
+    def copy(self, x: Array) -> Array:
+        """Return a copy in memory of its own."""
+        return x.copy()
+
+    def nonzero(self, x: Array) -> tuple[Array, ...]:
+        """Return where elements are not zero: indices along each axis."""
+        return tuple(x.nonzero())
+
     def concatenate(self, arrays: list[Array]) -> Array:
         """Join arrays along the first axis."""
         return np.concatenate(arrays)
@@ -171,6 +179,12 @@ class TorchArrays:
             last = x.shape[-1] * x.dtype.itemsize // target.itemsize
             return x.new_empty((*x.shape[:-1], last), dtype=target)
         return x.contiguous().view(target)
+
+    def copy(self, x: Array) -> Array:
+        return x.clone()
+
+    def nonzero(self, x: Array) -> tuple[Array, ...]:
+        return tuple(x.nonzero(as_tuple=True))
 
     def concatenate(self, arrays: list[Array]) -> Array:
         """Join tensors along the first axis."""

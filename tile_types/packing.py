@@ -88,6 +88,40 @@ def unpack_codes(storage: Array, bits: int, count: int) -> Array:
     return codes.reshape(*storage.shape[:-1], storage.shape[-1] * per_unit)[..., :count]
 
 
+def with_constant(storage: Array, bits: int, count: int, groups: Array, width: int, code: int) -> Array:
+    """Return storage in which all codes of some groups of columns are one; what else it holds is not read.
+
+    storage: Canonical storage ``[N, ...]`` of rows of ``count`` codes.
+    bits: Width of a code.
+    groups: Which, bool ``[N, ceil(count / width)]``.
+    width: Columns of a group; the last may have fewer.
+    code: What their codes become.
+    """
+    xp = _checked(storage, bits)
+    rows = len(storage)
+    if is_dense(bits) and width * bits % 8 == 0 and count % width == 0:  # a group is some whole bytes
+        parts = xp.copy(storage).reshape(rows, count // width, -1)
+        parts[groups] = pack_codes(xp.array([code] * width, "int64", storage), bits)
+        return parts.reshape(rows, -1)
+    if is_dense(bits) and bits >= 8:
+        codes = xp.copy(storage).reshape(rows, count, -1)
+        octets = pack_codes(xp.array([code], "int64", storage), bits)
+        for group in range(groups.shape[1]):
+            codes[groups[:, group], group * width : (group + 1) * width] = octets
+        return codes.reshape(rows, -1)
+    per_unit = 8 // bits if is_dense(bits) else 32 // bits
+    units = xp.copy(storage if is_dense(bits) else xp.view(storage, "int32"))
+    row, group = xp.nonzero(groups)
+    for column in range(width):
+        for slot in range(per_unit):  # no two groups share a unit whose code at this column lies there
+            place = group * width + column
+            here = (place % per_unit == slot) & (place < count)
+            at = row[here], place[here] // per_unit
+            kept = (0xFF if is_dense(bits) else -1) ^ ((1 << bits) - 1) << slot * bits
+            units[at] = units[at] & kept | code << slot * bits
+    return units if is_dense(bits) else xp.view(units, "uint32")
+
+
 def _checked(array: Array, bits: int) -> Arrays:
     xp = arrays_of(array)
     if not 1 <= bits <= MAX_BITS:

@@ -18,8 +18,8 @@ from tile_types.errors import (
 )
 from tile_types.identity import VALUES, own_values, require_values
 from tile_types.library import get_type, own_types
-from tile_types.packing import pack_codes, storage_dtype, storage_extent, unpack_codes
-from tile_types.scaling import block_rows, grouped_columns, row_chunks
+from tile_types.packing import pack_codes, storage_dtype, storage_extent, unpack_codes, with_constant
+from tile_types.scaling import FEW_ELEMENTS, block_rows, row_chunks
 from tile_types.ttype import TType
 
 FORMAT_VERSION = 1
@@ -217,22 +217,26 @@ class QuantizedTensor:
             raise ConversionError(
                 f"{self.type_name} has an offset beside {beside}: no kernel takes that; dequantize it"
             )
-        xp = arrays_of(self.storage)
-        scale, offset = xp.cast(self.scale, "float64"), xp.cast(self.offset, "float64")
-        flat = scale == 0
-        storage, constant = self.storage, int(self.ttype.valid_codes()[0])
+        xp = arrays_of(self.scale)
+        flat, storage, constant = self.scale == 0, self.storage, int(self.ttype.valid_codes()[0])
         if bool(flat.any()):
-            codes, spread = self.codes(), grouped_columns(flat, self.block, self.shape)
-            storage = pack_codes(xp.where(spread, codes * 0 + constant, codes), self.ttype.elem_bits)
+            rows = xp.array([row // self.block[0] for row in range(self.shape[0])], "int64", flat)
+            groups = flat if self.block[0] == 1 else xp.take(flat, rows)
+            bits, (_, columns) = self.ttype.elem_bits, self.shape
+            storage = with_constant(storage, bits, columns, groups, min(self.block[1], columns), constant)
         start = float(self.ttype.decode_codes([constant])[0])
         factor = 1.0 if self.tensor_scale is None else self.tensor_scale
-        scale = xp.where(flat, scale + 1.0, scale)
-        zero = xp.where(flat, start - offset / factor, -offset / (scale * factor))
+        found = [xp.empty(self.scale_shape, "float32", self.storage) for _ in range(2)]
+        for part in row_chunks(*self.scale_shape, FEW_ELEMENTS):
+            scale, offset = (xp.cast(array[part], "float64") for array in (self.scale, self.offset))
+            nonzero = xp.where(flat[part], scale + 1.0, scale)
+            zero = xp.where(flat[part], start - offset / factor, -offset / (nonzero * factor))
+            found[0][part], found[1][part] = xp.cast(nonzero, "float32"), xp.cast(zero, "float32")
         return replace(
             self,
             storage=storage,
-            scale=xp.cast(scale, "float32"),
-            zero=xp.cast(zero, "float32"),
+            scale=found[0],
+            zero=found[1],
             zero_kind="float",
             scale_type="float32",
             offset=None,

@@ -19,6 +19,9 @@ from tile_types.ttype import TType, code_dtype
 CHUNK_ELEMENTS = 1 << 20
 """Elements handled at once in float64: bounds the temporaries to tens of MB and keeps most in cache."""
 
+FEW_ELEMENTS = 1 << 15
+"""Numbers handled at once where there are many temporaries: memory that was just freed is taken again."""
+
 ZERO_BLOCK_SCALE = 2.0**-14
 """Scale of a block of zeros: any positive one is right, a moderate one overflows nowhere later."""
 
@@ -50,9 +53,9 @@ class Statistics:
         return arrays_of(self.low).where(self.high > -self.low, self.high, -self.low)
 
 
-def row_chunks(rows: int, columns: int) -> Iterator[slice]:
-    """Cut rows into slices of at most `CHUNK_ELEMENTS` elements (at least one row)."""
-    step = max(1, CHUNK_ELEMENTS // max(1, columns))
+def row_chunks(rows: int, columns: int, most: int = CHUNK_ELEMENTS) -> Iterator[slice]:
+    """Cut rows into slices of at most so many elements (at least one row)."""
+    step = max(1, most // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
 
@@ -64,14 +67,6 @@ def block_rows(array: Array, height: int, part: slice) -> Array:
         return xp.cast(array[part], "float64")
     rows = xp.array([row // height for row in range(part.start, part.stop)], "int32", array)
     return xp.take(xp.cast(array, "float64"), rows)
-
-
-def grouped_columns(array: Array, block: tuple[int, int], shape: tuple[int, int]) -> Array:
-    """Return one entry of a per-block array for each element of a matrix: [N, K]."""
-    xp = arrays_of(array)
-    rows = xp.array([row // block[0] for row in range(shape[0])], "int32", array)
-    columns = xp.array([column // block[1] for column in range(shape[1])], "int32", array)
-    return xp.take(xp.take(array, rows).T, columns).T
 
 
 def grouped(chunk: Array, group: int) -> Array:

@@ -8,6 +8,7 @@ the codes; matrices that it changed otherwise, embeddings and norms are dequanti
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -114,13 +115,14 @@ def _divided(
     names, wanted = get_gguf_hf_weights_map(model, processor), model.state_dict()
     layers: dict[str, tuple[Format, Layer]] = {}
     values: dict[str, torch.Tensor] = {}
+    rows_of = Rows(processor)
     for stored in checkpoint:
         if stored == FREQUENCIES or stored.endswith(INPUTS):
             continue
         name = names.get(stored) or names.get(stored.removesuffix(".weight"))
         if name is None:
             raise CheckpointError(f"{checkpoint.path}: {type(model).__name__} has no place for {stored}")
-        found = _kept(checkpoint, stored, name, model, processor)
+        found = _kept(checkpoint, stored, name, model, rows_of)
         layers |= found
         if not found:
             value = checkpoint.dequantize(stored, torch.float32).numpy()
@@ -144,7 +146,7 @@ def _members(stored: str, name: str, count: int) -> list[str]:
 
 
 def _kept(
-    checkpoint: Checkpoint, stored: str, name: str, model: Any, processor: TensorProcessor
+    checkpoint: Checkpoint, stored: str, name: str, model: Any, rows_of: Rows
 ) -> dict[str, tuple[Format, Layer]]:
     """Return a tensor that stays quantized, or the matrices of a stack, by names; nothing for others."""
     path, _, parameter = name.rpartition(".")
@@ -158,8 +160,11 @@ def _kept(
         return {member: (form, _expert(layer, expert)) for expert, member in parts}
     if len(shape) != 2 or not is_linear(owner) or parameter != "weight":
         return {}
-    rows = _rows(processor, stored, shape, owner)
-    return {} if rows is None else {name: (replace(form, read=partial(_in_order, form, rows)), layer)}
+    rows = rows_of(stored, shape, is_transposed(owner))
+    if rows is None:
+        return {}
+    ordered = rows == list(range(shape[0]))
+    return {name: (form if ordered else replace(form, read=partial(_in_order, form, rows)), layer)}
 
 
 def _expert(layer: Layer, expert: int) -> Layer:
@@ -180,15 +185,28 @@ def _factor(layer: Layer, expert: int) -> dict[str, Stored]:
     return {SCALE: replace(factors, shape=(1,), begin=factors.begin + 4 * chosen)}
 
 
-def _rows(
-    processor: TensorProcessor, stored: str, shape: Sequence[int], owner: torch.nn.Module
-) -> list[int] | None:
-    """Return which stored row each row of a layer's matrix is; None if it is made of others' elements."""
-    numbers = np.broadcast_to(np.arange(shape[0], dtype=np.int32)[:, None], shape)
-    found = _process(processor, numbers, stored)
-    matrix = found.T if is_transposed(owner) else found
-    whole = matrix.shape == numbers.shape and bool((matrix == matrix[:, :1]).all())
-    return matrix[:, 0].tolist() if whole else None
+class Rows:
+    """Orders in which llama.cpp stores the rows of matrices, found once for the same layer of all blocks."""
+
+    def __init__(self, processor: TensorProcessor) -> None:
+        self.processor = processor
+        self.known: dict[Any, list[int] | None] = {}
+
+    def __call__(self, stored: str, shape: Sequence[int], transposed: bool) -> list[int] | None:
+        """Return which stored row each row of a layer's matrix is; None if it is made of others' elements."""
+        key = re.sub(r"\d+", "#", stored), tuple(shape), transposed
+        if key not in self.known:
+            self.known[key] = self._found(stored, shape, transposed)
+        return self.known[key]
+
+    def _found(self, stored: str, shape: Sequence[int], transposed: bool) -> list[int] | None:
+        numbers = np.broadcast_to(np.arange(shape[0], dtype=np.int32)[:, None], shape)
+        found = _process(self.processor, numbers, stored)
+        if found is numbers and not transposed:
+            return list(range(shape[0]))
+        matrix = found.T if transposed else found
+        whole = matrix.shape == numbers.shape and bool((matrix == matrix[:, :1]).all())
+        return matrix[:, 0].tolist() if whole else None
 
 
 def _in_order(form: Format, rows: list[int], layer: Layer) -> QuantizedTensor:

@@ -65,7 +65,8 @@ class Request:
     @cached_property
     def text(self) -> str:
         """The request as text, with the values of a type that does not ship; `parse` reads it back."""
-        fields = {"device": self.device, "gemm": asdict(self.gemm), "plan": self.plan and str(self.plan)}
+        problem = {**vars(self.gemm), "windows": self.gemm.windows and asdict(self.gemm.windows)}
+        fields = {"device": self.device, "gemm": problem, "plan": self.plan and str(self.plan)}
         own = own_values(self.gemm.weight)
         return json.dumps({**fields, **({VALUES: own} if own else {})}, sort_keys=True)
 

@@ -127,8 +127,9 @@ def recovery(packed: PackedWeight, weight: QuantizedTensor) -> Recovery | None:
 
 
 def _is_altered(weight: QuantizedTensor) -> bool:
-    """Tell whether codes are replaced when an offset becomes zero points."""
-    return weight.offset is not None and bool((as_torch(weight.scale) == 0).any())
+    """Tell whether values, by the sign of their zeros, change when codes whose scale is 0 become one."""
+    signed = weight.offset is not None and weight.ttype.minimum < 0
+    return signed and bool((as_torch(weight.scale) == 0).any())
 
 
 def _found_again(packed: PackedWeight, weight: QuantizedTensor) -> dict[str, torch.dtype]:

@@ -48,9 +48,8 @@ def layout_of(gemm: Gemm, family: str, order: str = "") -> str:
         bits of their own.
     order: `own_order` of the device.
     """
-    fields = asdict(gemm)
-    further = [name for name in ("experts", "power_scales") if fields[name]]
-    told = [f"{name}={fields[name]}" for name in (*LAYOUT_FIELDS, *further)]
+    further = [name for name in ("experts", "power_scales") if getattr(gemm, name)]
+    told = [f"{name}={getattr(gemm, name)}" for name in (*LAYOUT_FIELDS, *further)]
     return " ".join([family, *told, *([f"order={order}"] if order else [])])
 
 

@@ -18,6 +18,7 @@ zoo.import_torchvision()
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 
 from ladder.api.grouped_linear import GroupedLinear  # noqa: E402
+from ladder.integrations import gguf_models  # noqa: E402
 from ladder.integrations.transformers import load_pretrained  # noqa: E402
 from tests.models.test_transformers_formats import eager, same_tokens  # noqa: E402
 from tests.models.test_transformers_loading import TOKENS, logits  # noqa: E402
@@ -132,6 +133,25 @@ def test_rows_are_put_back_in_order(tmp_path: Path) -> None:
     for name in ("q_proj", "k_proj", "v_proj"):
         found, wanted = (getattr(m.model.layers[1].self_attn, name) for m in (model, theirs))
         assert torch.equal(found.canonical.dequantize("float32"), wanted.weight.float())
+
+
+def test_orders_of_rows_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One matrix of numbers for the same layer of all blocks; what llama.cpp leaves alone is not gathered."""
+    tried: list[str] = []
+    process = gguf_models._process
+
+    def counted(processor: Any, array: np.ndarray, stored: str) -> Any:
+        tried.extend([stored] if array.dtype == np.int32 else [])
+        return process(processor, array, stored)
+
+    monkeypatch.setattr(gguf_models, "_process", counted)
+    path = written("llama", tmp_path / "m.gguf")
+    _, _, found, _ = gguf_models.model_of(AUTO, path, torch.float32)
+    assert len(tried) == 8, tried
+    stored = ladder.load_checkpoint(path)
+    for ours, theirs in (("mlp.up_proj", "ffn_up"), ("self_attn.v_proj", "attn_v")):
+        form, _ = found.layers[f"model.layers.1.{ours}.weight"]
+        assert form is stored.layers[f"blk.1.{theirs}.weight"][0]
 
 
 def test_what_has_no_place_is_named(tmp_path: Path) -> None:

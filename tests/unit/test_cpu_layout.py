@@ -15,6 +15,7 @@ from ladder.runtime import native
 from ladder.runtime.cpu_words import unpacked_words
 from schedules.cpu_layout import CpuLayout, PackForm, cpu_layout
 from targets import host_cpu
+from tile_types import QuantizedTensor
 from tile_types.packing import pack_codes as canonical
 
 
@@ -95,6 +96,21 @@ def test_codes_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert moved._canonical is None
     assert torch.equal(moved.canonical.codes(), quantized.codes())
     assert torch.equal(moved.canonical.zero, quantized.zero)
+
+
+def test_codes_beside_a_scale_of_zero_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zero points made of an offset change codes of such groups; their values stay (GGUF's K-quants)."""
+    monkeypatch.setattr("ladder.runtime.cpu_words.SMALL", 0)
+    drawn = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 16, (32, 256), generator=drawn).byte()
+    scale, offset = (torch.rand(32, 8, generator=drawn) for _ in range(2))
+    scale[scale < 0.2] = 0
+    quantized = QuantizedTensor.from_codes(
+        codes, "uint4", (1, 32), scale=scale, offset=-offset, scale_type="float32"
+    )
+    layer = ladder.Linear.from_quantized(quantized, dtype=torch.float32)
+    assert layer._canonical is None
+    assert torch.equal(layer.canonical.dequantize("float32"), quantized.dequantize("float32"))
 
 
 @pytest.mark.parametrize("bits", [16, 19, 32])

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tile_types import pack_codes, unpack_codes
+from tile_types.arrays import as_torch
 from tile_types.errors import DTypeError, ShapeError
-from tile_types.packing import storage_bytes, storage_extent
+from tile_types.packing import storage_bytes, storage_extent, with_constant
 
 
 def test_ten_three_bit_codes_share_a_word() -> None:
@@ -82,3 +83,20 @@ def test_codes_are_integer_arrays(codes: object) -> None:
 def test_a_scalar_cannot_be_packed() -> None:
     with pytest.raises(ShapeError):
         pack_codes(np.array(3), 4)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 7, 8, 16, 19])
+@pytest.mark.parametrize(("columns", "width"), [(64, 16), (70, 32), (50, 7), (33, 3), (40, 40)])
+def test_codes_of_some_groups_become_one(bits: int, columns: int, width: int) -> None:
+    """In storage, without taking out the others; what was given is not written."""
+    random = np.random.default_rng(bits)
+    codes = random.integers(0, 1 << bits, (6, columns)).astype(np.uint32)
+    groups, code = random.random((6, -(-columns // width))) < 0.4, int(random.integers(0, 1 << bits))
+    spread = groups.repeat(width, 1)[:, :columns]
+    storage = pack_codes(codes, bits)
+    kept = storage.copy()
+    found = with_constant(storage, bits, columns, groups, width, code)
+    np.testing.assert_array_equal(unpack_codes(found, bits, columns), np.where(spread, code, codes))
+    same = with_constant(as_torch(storage), bits, columns, as_torch(groups), width, code)
+    np.testing.assert_array_equal(same.numpy(), found)
+    np.testing.assert_array_equal(storage, kept)

@@ -85,7 +85,7 @@ def pack(gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None) ->
     arrays = {"words": (words or packed_words)(layout, weight, recoding_of(layout, element))}
     where = arrays["words"].device
     factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
-    scale = None if weight.scale is None else _rows(weight, weight.scale) * factor
+    scale = None if weight.scale is None else _rows(weight, weight.scale, factor)
     if gemm.scale:
         if scale is None:
             raise ShapeError(
@@ -95,7 +95,8 @@ def pack(gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None) ->
     if gemm.zero != "none":
         integer = layout.lane == 8 and gemm.zero == "integer"
         # Where packed codes count from the smallest value, so do zero points.
-        zero = _rows(weight, weight.zero) - (offset_of(gemm.weight) if layout.lane == 8 else 0)
+        zero = _rows(weight, weight.zero)
+        zero = zero.double() - offset_of(gemm.weight) if layout.lane == 8 else zero
         arrays["zeros"] = _grouped(layout, gemm, zero, torch.int32 if integer else torch.float32)
     row_scale = torch.ones(layout.padded_n(gemm.n), dtype=torch.float32, device=where)
     if not gemm.scale:
@@ -124,14 +125,20 @@ def recoded(codes: torch.Tensor, change: Recoding) -> torch.Tensor:
     return torch.from_numpy(change.table).to(codes.device)[codes.to(torch.int32)]
 
 
-def _rows(weight: QuantizedTensor, array: Any) -> torch.Tensor:
-    """Return a scale or zero array as float64 [N, groups], one row per row of the matrix."""
+def _rows(weight: QuantizedTensor, array: Any, factor: float = 1.0) -> torch.Tensor:
+    """Return a scale or zero array, times a factor, as [N, groups], one row per row of the matrix.
+
+    Numbers are those of the array, or rounded to float64.
+    """
     import torch
 
     if not isinstance(array, torch.Tensor):
         array = torch.from_numpy(np.asarray(array).astype(np.float64))
-    rows: torch.Tensor = array.to(torch.float64).repeat_interleave(weight.block[0], 0)
-    return rows[: weight.shape[0]]
+    elif array.dtype.itemsize == 1 and array.is_floating_point():
+        array = array.float()
+    rows: torch.Tensor = array if factor == 1.0 else array.double() * factor
+    height = weight.block[0]
+    return rows if height == 1 else rows.repeat_interleave(height, 0)[: weight.shape[0]]
 
 
 def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -146,7 +153,7 @@ def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor, dtype: torch.d
             f"the operator has {expected} groups along K={gemm.k}, the weight has {values.shape[1]}; "
             f"quantize with group_size={gemm.group_size}"
         )
-    result[:expected, : gemm.n] = values.T.to(dtype)
+    result[:expected, : gemm.n] = values.T
     return result
 
 
