@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 from collections.abc import Iterator, Mapping
@@ -84,7 +85,7 @@ def machine(target: str) -> dict[str, Any]:
 def run_first(
     path: Path, target: str = "", shape: tuple[int, int] = SHAPE, step: Progress = silent
 ) -> dict[str, Any]:
-    """Run every product of `problems` and the kernels of `kernel_cases`, and write the file; returns it.
+    """Run the products of `problems`, `kernel_cases` and `graph_cases`, and write the file; returns it.
 
     Raises DeviceError if the target is no GPU of this machine, with the reason.
     Raises ArtifactError if the file cannot be written.
@@ -100,9 +101,10 @@ def run_first(
         step(f"{problem.weight} x {problem.activation_type}, M={problem.m}")
         found["results"].append(tried(problem))
         _write(path, found)  # a kernel that hangs leaves what was found before
+    from ladder.cli.first_graphs import graph_cases
     from ladder.cli.first_kernels import kernel_cases, run_case
 
-    for case in kernel_cases(device):
+    for case in itertools.chain(kernel_cases(device), graph_cases(device)):
         step(case.name)
         found["results"].append(run_case(case, device))
         _write(path, found)

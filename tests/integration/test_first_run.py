@@ -15,13 +15,20 @@ from hip_stub import Stub, installed
 from typer.testing import CliRunner
 
 import ladder
-from ladder.cli import amd_gpu, first_kernels, first_run, problem
+from ladder.cli import amd_gpu, first_graphs, first_kernels, first_run, problem
 from ladder.cli.app import app
 from ladder.runtime import compile as compiling
 from ladder.runtime import hip
+from targets import get_device
 from tile_types.errors import ArtifactError, DeviceError, MissingToolError
 
 TARGET = "rocm/gfx942"
+
+SMALL = {
+    "OUTPUTS": 64, "INPUTS": 128, "TOKENS": 16, "IMAGE": (1, 4, 5),
+    "SIZES": {"rows": 8, "depth": 256, "width": 128},
+}  # fmt: skip
+"""Sizes of experts, convolutions and block graphs that are emulated."""
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,8 @@ def test_first_run_writes_what_every_kernel_gave(
     monkeypatch.setattr(first_run, "ROWS", (2,))
     for name, value in (("ROWS", 3), ("KEYS", 33), ("COLUMNS", 256)):
         monkeypatch.setattr(first_kernels, name, value)
+    for name, value in SMALL.items():
+        monkeypatch.setattr(first_graphs, name, value)
     asked = first_kernels.ATTENTION.items()
     few = {kind: (replace(form, heads=2, kv_heads=1), min(tokens, 5)) for kind, (form, tokens) in asked}
     monkeypatch.setattr(first_kernels, "ATTENTION", few)
@@ -77,11 +86,14 @@ def test_first_run_writes_what_every_kernel_gave(
     assert names[:2] == ["int4 x float16, M=2", "fp8_e4m3 x fp8_e4m3, M=2"]
     assert {name.partition(",")[0].partition(" to ")[0] for name in names[2:]} == {
         "attention",
+        "block graph",
         "chain",
+        "convolution",
+        "experts",
         "rows",
     }
     for row in found["results"]:
-        assert row["passed"]
+        assert row["passed"], row
         assert row["time_us"] == 250.0
         assert row["spills"] == 0
     assert not clean.refusals
@@ -133,3 +145,12 @@ def test_without_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hip, "LIBRARIES", ("libno_such_hip.so",))
     with pytest.raises(MissingToolError, match="HIP runtime"):
         hip.Hip()
+
+
+def test_what_has_no_kernel_is_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block graph that the device cannot have ends no run: the rest is tried, too."""
+    monkeypatch.setattr(first_graphs, "SIZES", {"rows": 3, "depth": 100, "width": 31})
+    case = next(case for case in first_graphs.graph_cases(get_device(TARGET)) if "block" in case.name)
+    row = first_kernels.run_case(case, get_device(TARGET))
+    assert not row["passed"]
+    assert "no kernel" in row["error"] or "divide" in row["error"]
