@@ -30,3 +30,21 @@ def test_results_lie_as_in_eager(replayed: None, name: str, gap: int, way: str) 
         torch.testing.assert_close(found, again, rtol=2e-6, atol=1e-6)
         torch.testing.assert_close(y, own)
         assert lying((x, y, *found)) == lying((x, y, *wanted))
+
+
+@pytest.mark.parametrize("most", [1 << 20, 300])
+@torch.no_grad()
+def test_graphs_for_one_of_many_sizes_hold_little(
+    replayed: None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results count as arguments do: there may be as many graphs as sizes."""
+    monkeypatch.setattr("ladder.runtime.model.graphs.COPIED", most)
+    fast = ladder.compile(lambda x: torch.softmax(x.tanh() @ x.t(), -1))
+    for rows in (3, 5, 9, 9, 9):
+        fast(torch.randn(rows, 4))
+    (*_, last) = (model.executable for model in fast.models)
+    assert last.bound.names
+    (frame,) = last._frames.idle()
+    replay = frame.states[frame.memory.sizes].replay
+    assert replay is not None
+    assert (replay.graph is None) == (most == 300) == ("many sizes" in replay.refused)

@@ -26,7 +26,7 @@ from targets import get_device
 log = logging.getLogger("ladder.model")
 
 COPIED = 64 << 20
-"""Bytes of arguments that a graph for one of many sets of sizes may have a copy of."""
+"""Bytes of arguments and results that a graph for one of many sets of sizes may hold."""
 
 WARM = 2
 """Calls before a graph is recorded: the first loads kernels, the second shows which arguments stay."""
@@ -141,12 +141,13 @@ class Replay:
 
     def record(self, values: Sequence[Any], moving: Collection[int]) -> None:
         """Record the steps; what cannot be recorded runs step by step from then on."""
-        copied = sum(values[at].nbytes for at in moving)
-        if self.owner.names and copied > COPIED:
-            self.graph, self.refused = None, f"{copied} bytes of arguments change, for one of many sizes"
+        moved = sum(values[at].nbytes for at in moving) + self.given
+        if self.owner.names and moved > COPIED:
+            self.graph = None
+            self.refused = f"{moved} bytes of arguments that change and of results, for one of many sizes"
             return
-        if self.stopwatch is not None and not self.stopwatch.allows(copied + self.given):
-            self.graph, self.refused = None, f"copying {copied + self.given} bytes takes longer than launches"
+        if self.stopwatch is not None and not self.stopwatch.allows(moved):
+            self.graph, self.refused = None, f"copying {moved} bytes takes longer than launches"
             return
         static = [lying_as(value) if at in moving else value for at, value in enumerate(values)]
         self.copies = [(at, static[at]) for at in sorted(moving)]
