@@ -351,7 +351,9 @@ def report(
         str,
         typer.Option(help="Device; one that is not here gives least times. [the example's, else this CPU]"),
     ] = "",
-    sizes: Annotated[str, typer.Option(help="Symbolic sizes, e.g. batch=8,seq=128. [1 each]")] = "",
+    sizes: Annotated[
+        str, typer.Option(help="Symbolic sizes, e.g. batch=8,seq=128. [the least it takes]")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Write a page on a whole model: graph, kernels, their times, roofline, what was fused and why not."""

@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,9 @@ PYTHON = "python:"
 COLUMNS = ("step", "kind", "executor", "operators", "least µs", "measured µs")
 LONGEST = 60
 """Characters of operators in a table."""
+
+LARGER = (16, 64, 256, 1024)
+"""Sizes that are tried where a model does not take 1: convolutions and frames want a window at least."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def run_report(
         parameters that returns ``(model, arguments...)``.
     device: Name of a target; by default that of a function's arguments, what an exported model is for, or
         else this machine's CPU.
-    sizes: Symbolic sizes; 1 for those left out.
+    sizes: Symbolic sizes; for those left out 1, or the least tried that the model takes.
     step: Is told what goes on.
     Raises LadderError if the model cannot be read or compiled; the message says why.
     """
@@ -250,7 +253,7 @@ def _present(
     from ladder.cli.measure import read_bandwidth
 
     executable = model.executable
-    tensors = list(given) if given is not None else _examples(executable, len(model.parameters), sizes)
+    tensors = list(given) if given is not None else _served(executable, model, sizes)
     values = [*tensors, *model.stored]
     found = executable.sizes(values)
     peaks = peaks_of(device, cores_of(model.steps), None if device.is_gpu else read_bandwidth())
@@ -289,14 +292,38 @@ def _symbols(plan: ModelPlan) -> list[str]:
     return sorted(size_names(extent for tile in plan.tiles.values() for extent in tile.shape))
 
 
-def _examples(executable: Executable, count: int, sizes: dict[str, int]) -> list[torch.Tensor]:
-    """Return inputs to time with: random numbers, and ones for integers."""
-    known = {**dict.fromkeys(_symbols(executable.plan), 1), **sizes}
-    unknown = set(sizes) - set(_symbols(executable.plan))
-    if unknown:
-        raise ShapeError(
-            f"the model has no size {', '.join(sorted(unknown))}; it has {_symbols(executable.plan)}"
-        )
+def _served(executable: Executable, model: WholeModel, sizes: dict[str, int]) -> list[torch.Tensor]:
+    """Return inputs to time with, of the least sizes tried that the model takes where they are not given.
+
+    Raises ShapeError if it takes none; it says why the first are refused.
+    """
+    symbols = _symbols(executable.plan)
+    if unknown := set(sizes) - set(symbols):
+        raise ShapeError(f"the model has no size {', '.join(sorted(unknown))}; it has {symbols}")
+    refused: Exception | None = None
+    for known in _sizes_to_try([name for name in symbols if name not in sizes]):
+        inputs = _examples(executable, len(model.parameters), {**known, **sizes})
+        try:
+            with torch.no_grad():
+                executable(*inputs, *model.stored)
+        except (LadderError, RuntimeError) as error:  # torch's of a window larger than what it passes over
+            refused = refused or error
+        else:
+            return inputs
+    raise ShapeError(f"the model takes none of the sizes tried: give --sizes for {symbols}; {refused}")
+
+
+def _sizes_to_try(names: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Yield sizes: all 1, then one of them larger, then all."""
+    yield dict.fromkeys(names, 1)
+    for size in LARGER if names else ():
+        if len(names) > 1:
+            yield from ({**dict.fromkeys(names, 1), name: size} for name in names)
+        yield dict.fromkeys(names, size)
+
+
+def _examples(executable: Executable, count: int, known: Mapping[str, int]) -> list[torch.Tensor]:
+    """Return random numbers as inputs, and ones for integers."""
     found = [torch.empty(0)] * count
     for name, at in executable.bound.bindings.items():
         if at >= count:

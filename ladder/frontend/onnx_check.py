@@ -193,7 +193,7 @@ def external_bytes(tensor: Any, folder: str, title: str) -> bytes:
     """
     stated = {entry.key: entry.value for entry in tensor.external_data}
     place = stated.get("location", "")
-    where = ", ".join(f"{key}={value}" for key, value in stated.items())
+    where = ", ".join(f"{key}={value[:200]}" for key, value in stated.items())
     fault = f"{title}: the data of {tensor.name!r} cannot be read ({where})"
     root = Path(folder).resolve()
     path = (root / place).resolve()

@@ -376,14 +376,27 @@ def _multiplied(call: Call) -> Any:
     return call.im.reshape(found, [*shape[:axis], *kept, *shape[axis + 1 :]])
 
 
+SUMMED = ("float16", "bfloat16", "float32")
+"""Types whose sums are of float32."""
+
+
 def _square_sum(call: Call) -> Any:
+    """Add squares along axes; where there are none, and for other types, torch does it."""
     im, axes = call.im, call.ints(1, "axes")
+    if call.out not in SUMMED or (not axes and call.given.get("noop_with_empty_axes", 0)):
+        return None
     squares = im.g.add("square", im.cast(call.tensor(0), "float32"))
     return ATEN["sum.dim_IntList"](im, "float32", squares, axes, bool(call.given.get("keepdims", 1)))
 
 
 def _length(call: Call) -> Any:
-    return call.im.cast(call.im.g.add("sqrt", _square_sum(call)), call.out)
+    found = _square_sum(call)
+    return None if found is None else call.im.cast(call.im.g.add("sqrt", found), call.out)
+
+
+def _summed_squares(call: Call) -> Any:
+    found = _square_sum(call)
+    return None if found is None else call.im.cast(found, call.out)
 
 
 ARITHMETIC: dict[str, Row] = {
@@ -452,7 +465,7 @@ REDUCTIONS: dict[str, Row] = {
     "ReduceMax": _reduced("amax.default"),
     "ReduceProd": _multiplied,
     "ReduceMin": _reduced("amin.default"),
-    "ReduceSumSquare": lambda call: call.im.cast(_square_sum(call), call.out),
+    "ReduceSumSquare": _summed_squares,
     "ReduceL2": _length,
 }
 """Operators that reduce axes."""

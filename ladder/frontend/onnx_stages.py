@@ -14,10 +14,13 @@ import numpy as np
 import torch
 
 from ladder.frontend.importer import Importer
+from ladder.frontend.onnx_check import check_extents
 from ladder.frontend.onnx_values import Known, as_tensor, is_plain
 from ladder.ir.build import prune
+from ladder.ir.extents import bind_shape
 from ladder.ir.extents import size_names as names_in
 from ladder.ir.gemm import Gemm
+from ladder.ir.graph import Graph
 from ladder.lower.chain.scatter import size_names
 from ladder.runtime.model.program import ImportRefused, Program, Source
 from tile_types.quantized import QuantizedTensor
@@ -202,6 +205,7 @@ class Piece:
             found.append(len(results))
             results.append(self.wanted[name])
         graph = prune(self.im.g.finish(*results))
+        _check_least(graph)
         if not whole:
             read = {value for node in graph.nodes for value in node.inputs} | set(graph.outputs)
             kept = tuple(node for node in graph.nodes if node.operator != "input" or node.name in read)
@@ -264,3 +268,12 @@ def _literal(value: Any) -> Any:
         items = tuple(map(_literal, value))
         return _NONE if any(item is _NONE for item in items) else items
     return _NONE
+
+
+def _check_least(graph: Graph) -> None:
+    """Raise ImportRefused if a value has too many elements even where all open sizes are 1."""
+    for node in graph.nodes:
+        for tile in node.tiles:
+            sizes = dict.fromkeys(names_in(tile.shape), 1)
+            least = [max(int(extent), 0) for extent in bind_shape(tile.shape, sizes)]
+            check_extents(least, f"{node.operator} {node.name!r}")

@@ -10,6 +10,7 @@ from unittest import mock
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import ladder
@@ -136,3 +137,21 @@ def test_long_vectors_are_not_followed() -> None:
     ) as infer:
         check_model(model, "the model")
     assert not any(call.kwargs.get("data_prop") for call in infer.call_args_list)
+
+
+def test_huge_pads_of_open_sizes_are_refused() -> None:
+    """What is asked of memory is known where the size itself is not."""
+    weight = np.ones((1, 2, 3), np.float32)
+    conv = node("Conv", ["x", "w"], pads=[0, 1 << 50])
+    with pytest.raises(ladder.LadderError, match=r"has extents .* more than \d+ elements"):
+        ladder.compile(model_of(conv, shape=(1, 2, "N"), w=weight))
+
+
+def test_a_mode_that_there_is_not_is_one_error() -> None:
+    model = model_of(
+        node("GridSample", ["x", "g"], mode="nonsense"),
+        shape=(1, 2, 3, 4),
+        g=np.zeros((1, 3, 3, 2), np.float32),
+    )
+    with pytest.raises(ladder.LadderError, match=r"GridSample.*nonsense"):
+        ladder.compile(model)(torch.zeros(1, 2, 3, 4))

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+import ladder
 from ladder.api.problem import gemm_for
 from ladder.frontend.onnx_codes import CODES
 from ladder.frontend.onnx_import import Imported, import_onnx
@@ -433,3 +435,45 @@ def test_sequences_in_a_batch_of_one_are_not_sorted() -> None:
     compare(model, given)
     operators = {node.operator for node in import_onnx(model, gemm_for).program.graph.nodes}
     assert not operators & {"take", "call"}
+
+
+@pytest.mark.parametrize("operator", ["ReduceL2", "ReduceSumSquare"])
+def test_squares_without_axes_are_not_added(operator: str) -> None:
+    model = model_of(operator, [X, ints()], {"noop_with_empty_axes": 1}, 18, 1)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"i0": X})
+    np.testing.assert_allclose(ladder.compile(model)(torch.from_numpy(X)).numpy(), wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+def test_squares_of_wide_types_are_added_in_them(dtype: type) -> None:
+    """Float32 has 24 bits: the sum of these is another number there."""
+    x = np.array([[5001, 3, 1], [7, 9001, 2]], dtype)
+    model = model_of("ReduceSumSquare", [x, ints(1)], {}, 18, 1)
+    found = ladder.compile(model)(torch.from_numpy(x)).numpy()
+    assert found.dtype == dtype
+    assert found.tolist() == [[25010011], [81018054]]
+
+
+def test_shrink_of_nan_is_zero() -> None:
+    """NaN lies on neither side of the edges."""
+    x = np.array([np.nan, -0.3, np.inf, -2.0], np.float32)
+    model = model_of("Shrink", [x], {"lambd": 0.5, "bias": 0.25}, 18, 1)
+    found = ladder.compile(model)(torch.from_numpy(x)).numpy()
+    assert found.tolist() == [0.0, 0.0, np.inf, -1.75]
+    assert not np.signbit(found[1])
+
+
+@pytest.mark.parametrize("operator", ["Cosh", "Sinh"])
+def test_hyperbolic_functions_of_all_that_float32_holds(operator: str) -> None:
+    """Half of e^89 is a float32, e^89 is none."""
+    x = np.full(16, 89.0, np.float32)
+    model = model_of(operator, [x], {}, 18, 1)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"i0": x})
+    assert np.isfinite(wanted).all()
+    np.testing.assert_allclose(ladder.compile(model)(torch.from_numpy(x)).numpy(), wanted, rtol=1e-5)
+
+
+def test_a_determinant_of_half_precision() -> None:
+    x = np.array([[2.0, 1.0], [0.5, 3.0]], np.float16)
+    found = ladder.compile(model_of("Det", [x], {}, 22, 1))(torch.from_numpy(x))
+    assert (found.dtype, found.item()) == (torch.float16, 5.5)

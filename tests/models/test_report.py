@@ -117,6 +117,22 @@ def test_an_onnx_model_that_runs_here(folder: Path) -> None:
     assert product.reason in text  # why a product is no kernel of ours
 
 
+def test_sizes_that_a_model_needs_are_found(folder: Path) -> None:
+    """A window that passes over an open axis wants more than one element of it."""
+    import onnx
+
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 18]>
+    g (float[batch, 3, N] x) => (float[batch, 5, M] y) { y = Conv(x, w) }""")
+    weight = torch.randn(5, 3, 40).numpy()
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(model, str(folder / "conv.onnx"))
+    assert run_report(str(folder / "conv.onnx")).sizes == {"batch": 1, "N": 64}
+    with pytest.raises(
+        ladder.LadderError, match=r"none of the sizes tried: give --sizes for \['N', 'batch'\]"
+    ):
+        run_report(str(folder / "conv.onnx"), sizes={"N": 2})
+
+
 def test_a_device_that_is_not_here(folder: Path) -> None:
     report = run_report(str(folder / "net.onnx"), "cuda/sm_90a", {"batch": 4096})
     assert "is not here" in report.not_measured

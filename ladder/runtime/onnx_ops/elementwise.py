@@ -176,7 +176,7 @@ def _prelu(op: Operation, x: Any, slope: Any) -> Any:
 
 def _shrink(op: Operation, x: Any) -> Any:
     bias, edge, value = op.get("bias", 0.0), op.get("lambd", 0.5), wide(x)
-    found = torch.where(value < -edge, value + bias, torch.where(value > edge, value - bias, 0 * value))
+    found = torch.where(value < -edge, value + bias, torch.where(value > edge, value - bias, 0))
     return narrow(found.to(value.dtype), x.dtype)
 
 
@@ -200,11 +200,14 @@ UNARY: Mapping[str, Callable[[Any], Any]] = {
     **{
         name: getattr(torch, name.lower())
         for name in (
-            *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Erf", "Exp"),
-            *("Log", "Neg", "Reciprocal", "Sigmoid", "Sin", "Sinh", "Sqrt", "Tan", "Tanh"),
+            *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Erf", "Exp"),
+            *("Log", "Neg", "Reciprocal", "Sigmoid", "Sin", "Sqrt", "Tan", "Tanh"),
             *("Ceil", "Floor", "Round"),
         )
     },
+    # torch's vectors of float32 overflow where e^x does.
+    "Cosh": lambda x: x.double().cosh().to(x.dtype),
+    "Sinh": lambda x: x.double().sinh().to(x.dtype),
     "Sign": _sign,
     "Not": torch.logical_not,
     "BitwiseNot": torch.bitwise_not,

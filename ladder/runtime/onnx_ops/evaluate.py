@@ -383,8 +383,8 @@ class NodeFailed(LadderError):
     """A node that cannot be computed of the values of a call; the message names it."""
 
 
-FAILURES = (LadderError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError)
-"""Exceptions of torch, numpy and rows for operands that do not fit."""
+FAILURES = (LadderError, RuntimeError, ValueError, TypeError, LookupError, ZeroDivisionError)
+"""Exceptions of torch, numpy and rows for operands that do not fit, and modes that there are not."""
 
 
 def failed(title: str, operands: Sequence[Any], error: Exception) -> NodeFailed:

@@ -182,7 +182,7 @@ SIGNALS: Mapping[str, Run] = {
     "Einsum": _einsum,
     "MatMul": lambda op, a, b: narrow(torch.matmul(wide(a), wide(b)), a.dtype),
     "Gemm": _gemm,
-    "Det": lambda op, x: torch.linalg.det(x),
+    "Det": lambda op, x: torch.linalg.det(x.float() if x.element_size() == 2 else x).to(x.dtype),
     "RandomUniform": _random(_uniform),
     "RandomUniformLike": _random(_uniform),
     "RandomNormal": _random(_normal),
