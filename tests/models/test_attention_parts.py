@@ -259,6 +259,28 @@ def test_open_sizes_take_a_kernel_or_torchs() -> None:
     assert 0 < len(used) < 5  # 900 tokens are torch's, and so is nothing
 
 
+@pytest.mark.parametrize("tokens", [9, "t"])
+def test_one_tensor_may_be_queries_keys_and_values(tokens: int | str) -> None:
+    """A part has each of its inputs once, in an order of its own."""
+    g = GraphBuilder("model")
+    mask = g.input("mask", "float16", (tokens, tokens))
+    x = g.input("x", "float16", (2, 4, tokens, SIZE))
+    (part,) = partition(g.finish(g.add("attention", x, x, x, mask)), device=DEVICE)
+    assert part.kind == "attention", part.reason
+    torch.manual_seed(0)
+    hidden, values = torch.randn(9, 9).half(), torch.randn(2, 4, 9, SIZE).half()
+    given = [{"mask": hidden, "x": values}[value] for value in part.inputs]
+    if tokens == 9:
+        call = simulated(part.graph)
+    else:
+        form, schedules = served(part.graph, node_of(part.graph), DEVICE)
+        kernels = [simulated_kernel(form, schedule) for schedule in schedules]
+        call = attention_call(kernels, part.graph, DEVICE)
+    found = call(*given, torch.full_like(values, float("nan")))
+    exact = F.scaled_dot_product_attention(*[values.double()] * 3, attn_mask=hidden.double())
+    assert torch.linalg.norm(found.double() - exact) <= 2e-3 * torch.linalg.norm(exact)
+
+
 class Turned(nn.Module):
     """Attention of rotated queries, as Llama has it."""
 

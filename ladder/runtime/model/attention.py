@@ -124,10 +124,13 @@ Call = Callable[..., torch.Tensor]
 
 
 def attention_call(entries: Sequence[Any], graph: Graph, device: TileDevice) -> Call:
-    """Return ``(operands..., out) -> result`` of a part: ``out``, or where torch's is faster a new tensor."""
-    if not is_open(graph, node_of(graph)):
-        return _call_of(entries[0], graph)
-    return _call_by_sizes(entries, graph, device)
+    """Return ``(inputs..., out) -> result`` of a part: ``out``, or where torch's is faster a new tensor."""
+    node, names = node_of(graph), [node.name for node in graph.inputs]
+    call = _call_by_sizes(entries, graph, device) if is_open(graph, node) else _call_of(entries[0], graph)
+    order = [names.index(value) for value in node.inputs]  # q, k and v may be one tensor
+    if order == [*range(len(names))]:
+        return call
+    return lambda *tensors: call(*(tensors[at] for at in order), tensors[-1])
 
 
 def _call_by_sizes(entries: Sequence[Any], graph: Graph, device: TileDevice) -> Call:
