@@ -19,7 +19,8 @@ from schedules.instructions import INSTRUCTIONS, RECIPES
 from schedules.schedule import TransformList, check
 from schedules.transforms import Convert, Map, Pad, Place, Slice, Transform, Use, apply_all
 from targets import TileDevice
-from tile_types import get_type
+from tile_types import TType, get_type
+from tile_types.forms import choices
 
 LARGEST_M = 1 << 16
 BUCKETS = (1, 2, 4, 8, 16, LARGEST_M)
@@ -134,7 +135,7 @@ def _prepared(gemm: Gemm, core: str, words: int, over: str) -> Iterator[Transfor
 def _decoded(gemm: Gemm, device: TileDevice, layout: CpuLayout, core: str, level: str) -> Iterator[Transform]:
     """Yield what brings weights from memory to the instruction."""
     wanted, stored = INSTRUCTIONS[core].weight, _stored_type(gemm, layout)
-    recipe = _recipe(get_type(stored).elem_bits, layout.lane, wanted, device)
+    recipe = _recipe(get_type(stored), layout.lane, wanted, device)
     if recipe != "arithmetic":
         yield Place("w", "l2", f"prefetch {max(1, AHEAD // (4 * LANES * layout.bits))}")
     yield Place("w", level)
@@ -142,14 +143,15 @@ def _decoded(gemm: Gemm, device: TileDevice, layout: CpuLayout, core: str, level
         yield Convert("w", wanted, recipe)
 
 
-def _recipe(bits: int, lane: int, wanted: str, device: TileDevice) -> str:
-    """Return the first recipe that makes the type of such codes on the device."""
+def _recipe(stored: TType, lane: int, wanted: str, device: TileDevice) -> str:
+    """Return the first recipe that makes the wanted type of such codes on the device, and pays."""
     for name, row in RECIPES.items():
         if (
             wanted in row.results
-            and bits <= row.most_bits
+            and stored.elem_bits <= row.most_bits
             and lane in row.lanes
             and row.features <= device.features
+            and (not row.choices or row.choices <= choices(stored))
         ):
             return name
     return "none"

@@ -65,6 +65,7 @@ class Recipe:
     lanes: Bits of an element of the packed layout that it reads.
     features: What the device must have.
     cost: Vector operations per 32-bit word of operands, besides extracting each plane of bits.
+    choices: Least `tile_types.forms.choices` of a type for which it is proposed.
     """
 
     results: tuple[str, ...]
@@ -72,14 +73,16 @@ class Recipe:
     lanes: tuple[int, ...]
     features: frozenset[str] = frozenset()
     cost: float = 0.0
+    choices: int = 0
 
 
 RECIPES: Mapping[str, Recipe] = {
     "mask": Recipe(("uint8",), 8, (8,)),
     "lookup": Recipe(("bfloat16", "float32"), 8, (16,), frozenset({"avx512f", "avx512bw"}), 1.0),
+    "table": Recipe(("float32",), 16, (16,), cost=6.0, choices=8),
     "arithmetic": Recipe(("float32",), 32, (8, 16), cost=4.0),
 }
-"""Conversions of weights: shifts and masks, a table in registers, the type's decode expression."""
+"""Conversions of weights: shifts and masks, a table in registers, one in memory, the decode expression."""
 
 PLANE_OPERATIONS = 1.5
 """Vector operations that extract one plane of bits: a shift and, but for the last, a merge."""

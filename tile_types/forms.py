@@ -1,11 +1,11 @@
 """Arithmetic forms of small types: linear functions of codes, and floats whose bits are bits of codes.
 
-A type that has neither form is decoded by a table.
+A type that has neither form is decoded by a table, or by its own expression where that chooses little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import frexp
@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from tile_types.ops import NumpyOps
 from tile_types.representable import core_values
 from tile_types.ttype import TType
 
@@ -157,3 +158,36 @@ def is_arithmetic(ttype: TType) -> bool:
     if ttype.elem_bits > MOST_BITS or any(wirings(ttype, core) for core in HALVES):
         return True
     return ttype.exact and any(True for _ in affine_forms(ttype))
+
+
+EXP2_CHOICES = 8
+"""Selections that cost about as much as a power of two, which machines have no instruction for."""
+
+
+class _Counter(NumpyOps):
+    """Evaluates a decode and counts what it selects among."""
+
+    def __init__(self) -> None:
+        self.found = 0
+
+    def select(self, condition: Any, then: Any, otherwise: Any) -> Any:
+        self.found += 1
+        return super().select(condition, then, otherwise)
+
+    def exp2(self, value: Any) -> Any:
+        self.found += EXP2_CHOICES
+        return super().exp2(value)
+
+    def lookup(self, table: Sequence[float], code: Any) -> Any:
+        self.found += len(table) - 1
+        return super().lookup(table, code)
+
+
+def choices(ttype: TType) -> int:
+    """Return the selections by which kernels choose the value of a code: 15 of a table of 16."""
+    if table := ttype.element_type.kernel_table:
+        return len(table) - 1
+    counter = _Counter()
+    with np.errstate(all="ignore"):
+        ttype.evaluate(np.zeros(1, np.uint32), counter)
+    return counter.found

@@ -12,6 +12,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from tile_types.arrays import NUMPY_DTYPES, arrays_of
 from tile_types.codebooks import CODEBOOKS, codebook_type
 from tile_types.errors import (
@@ -100,7 +102,8 @@ def register_type(ttype: TType) -> TType:
     Raises
     ------
     ValueRangeError
-        If the name is taken by another type, or the decode fails or gives no finite value.
+        If the name is taken by another type, the decode fails or gives no finite value, or an encoder
+        does not give the codes of the type's values.
     UnknownNameError
         If a block type names an unknown element or metadata type.
     """
@@ -109,7 +112,26 @@ def register_type(ttype: TType) -> TType:
         raise ValueRangeError(f"type {ttype.name!r} exists already; choose another name")
     if ttype.element_type.elem_bits <= EXHAUSTIBLE_BITS:
         ttype.element_type.valid_codes()
+        _check_encoder(ttype.element_type)
     return _add(ttype)
+
+
+def _check_encoder(ttype: TType) -> None:
+    """Raise ValueRangeError unless a type's own encoder gives codes of the values that it is given."""
+    if ttype.encoder is None:
+        return
+    values = ttype.probe_values()
+    try:
+        codes = np.asarray(ttype.encoder(values)).astype(np.int64, casting="same_kind")
+        found = ttype.decode_codes(codes)
+    except Exception as error:
+        raise ValueRangeError(
+            f"type {ttype.name}: encoder(values) fails on the type's values ({type(error).__name__}: {error})"
+        ) from error
+    if not np.array_equal(found, values) or (codes >> ttype.elem_bits).any():
+        raise ValueRangeError(
+            f"type {ttype.name}: encoder(values) must return the code, an integer, of each of its values"
+        )
 
 
 def _add(ttype: TType) -> TType:

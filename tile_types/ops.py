@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tile_types.errors import ValueRangeError
+
 
 class Ops(Protocol):
     """Functions that a decode expression can call besides ordinary operators."""
@@ -72,8 +74,22 @@ class NumpyOps:
         return np.exp2(np.asarray(value, np.float32))
 
     def lookup(self, table: Sequence[float], code: Any) -> Any:
-        """Index the table."""
-        return np.asarray(table, np.float32)[code]
+        """Index the table.
+
+        Raises
+        ------
+        ValueRangeError
+            If a finite entry is too large for float32, or so small that it would become 0.
+        """
+        with np.errstate(all="ignore"):
+            entries, given = np.asarray(table, np.float32), np.asarray(table, np.float64)
+        lost = np.isfinite(given) & (np.isinf(entries) | ((entries == 0) & (given != 0)))
+        if lost.any():
+            raise ValueRangeError(
+                f"ops.lookup: entry {int(lost.argmax())} of the table, {given[lost][0]:g}, is beyond float32;"
+                " divide the table by a power of two and multiply scales by it"
+            )
+        return entries[code]
 
 
 class TorchOps:

@@ -300,11 +300,12 @@ def _require_sign(stats: Statistics, recipe: Recipe) -> None:
     if recipe.zero != "none" or recipe.clips_sign:
         return
     element, low, high = recipe.element, float(stats.low.min()), float(stats.high.max())
+    kinds = "zero='integer' or zero='float'" if element.is_integer else "zero='float'"
     for side, lacks in (("negative", low < 0 <= element.minimum), ("positive", high > 0 >= element.maximum)):
         if lacks:
             raise ValueRangeError(
                 f"{element.name} holds no {side} values but the weights span {low:.4g} to {high:.4g}; "
-                "use zero='integer' or zero='float' (or scaling='absmax' to clip on purpose)"
+                f"use {kinds} (or scaling='absmax' to clip on purpose)"
             )
 
 

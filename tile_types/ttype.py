@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tile_types.arrays import Array, arrays_of, is_torch
 from tile_types.errors import ShapeError, ValueRangeError, require_kind, whole_number
-from tile_types.ops import Decode, NumpyOps, TorchOps
+from tile_types.ops import Decode, NumpyOps, TirOps, TorchOps
 
 MAX_BITS = 128
 EXHAUSTIBLE_BITS = 16
@@ -203,9 +203,33 @@ class TType:
 
     def evaluate(self, code: Any, ops: Any) -> Any:
         """Evaluate the decode expression of the element with any of the evaluators."""
-        decode = self.element_type.decode
-        assert decode is not None  # an element type always has one
-        return decode(code, ops)
+        element = self.element_type
+        if isinstance(ops, TirOps) and (table := element.kernel_table):
+            return ops.lookup(table, code)
+        assert element.decode is not None  # an element type always has one
+        return element.decode(code, ops)
+
+    @cached_property
+    def kernel_table(self) -> tuple[float, ...]:
+        """The values, where the decode expression gives others in a kernel than here or none; else empty.
+
+        Raises
+        ------
+        ValueRangeError
+            If they have too many codes for a table.
+        """
+        from tile_types.tir_values import kernel_values
+
+        assert self.decode is not None
+        computed = kernel_values(self.decode, self.probe_codes())
+        if computed is not None and _close(computed, self._probe_values):
+            return ()
+        if self.elem_bits > EXHAUSTIBLE_BITS:
+            raise ValueRangeError(
+                f"type {self.name}: kernels compute other values of decode(code, ops) than numpy, and no"
+                f" table holds {self.elem_bits} bits; use ops.select, cast, bitcast, exp2 and + - * & | >>"
+            )
+        return tuple(self.values().tolist())
 
     def values(self) -> npt.NDArray[np.float64]:
         """Return the value of every code, float64[2**elem_bits], NaN and infinity included.
@@ -254,11 +278,18 @@ class TType:
         """Return the float64 values of codes held by numpy or torch (any device)."""
         xp = arrays_of(codes)
         element = self.element_type
-        if element.elem_bits <= 8:
+        if element.elem_bits <= 8 or element.is_listed:
             return xp.take(xp.array(element.values(), "float64", codes), xp.cast(codes, "int32"))
         if not is_torch(codes):
             return element.decode_codes(codes)
         return xp.cast(element.evaluate(xp.cast(codes, "int64"), TorchOps()), "float64")
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether a program made the type, and its values can be listed: evaluators need not agree on it."""
+        from tile_types.identity import is_own
+
+        return self.elem_bits <= EXHAUSTIBLE_BITS and is_own(self)
 
     @cached_property
     def minimum(self) -> float:
@@ -397,6 +428,13 @@ class Grid:
         else:
             index = xp.searchsorted(xp.array(self.thresholds, "float64", values), values)
         return xp.take(xp.array(self.codes, "int32", values), index)
+
+
+def _close(computed: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> bool:
+    """Compare with float32 values; powers of two that are no whole numbers may differ in the last places."""
+    with np.errstate(all="ignore"):
+        rounded = values.astype(np.float32).astype(np.float64)
+    return np.allclose(computed, rounded, rtol=2.0**-20, atol=0.0, equal_nan=True)
 
 
 def code_dtype(bits: int) -> str:

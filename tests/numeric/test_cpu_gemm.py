@@ -12,16 +12,26 @@ from ladder.lower import cpu
 from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import compile_module
 from schedules.cpu_policy import cpu_candidates, proposal
-from schedules.instructions import INSTRUCTIONS
+from schedules.instructions import INSTRUCTIONS, RECIPES
 from targets import get_device, host_cpu
 from tests.numeric.cpu_problems import BOUNDS, activations, compile_entries, problem, relative_error
-from tile_types import QuantizedTensor, get_type, list_types
+from tile_types import QuantizedTensor, TType, get_type, list_types, register_type
 from tile_types.errors import DTypeError, ScheduleError
+from tile_types.forms import choices
 
 HOST = host_cpu()
 PORTABLE = get_device("cpu/avx2" if "avx2" in HOST.features else "cpu/dotprod")
 WEIGHTS = [t.name for t in list_types() if not t.is_block]
 N, K, GROUP = 37, 131, 48
+
+OTHERWISE_IN_TIR = {
+    "quotient": lambda code, ops: code / 2,
+    "wrapped": lambda code, ops: ops.cast(code, "uint8") * 100,
+    "mixed": lambda code, ops: ops.select(code > 7, ops.cast(code, "int32"), ops.cast(code, "float32") * 0.5),
+    "power": lambda code, ops: 2.0 ** (ops.cast(code, "float32") / 4.0),
+    "numpy": lambda code, ops: np.sqrt(code),
+}
+"""Decode expressions whose operators TIR lacks, or reads in another way."""
 
 
 def cores(device, gemm):
@@ -47,6 +57,33 @@ def test_every_weight_type_without_vector_extensions(weight: str) -> None:
     case = problem(weight, "float32", N, K, GROUP)
     (entry,) = compile_entries(case.gemm, PORTABLE, [proposal(case.gemm, PORTABLE, "fma", 2, 16)])
     assert relative_error(case, entry, 3) <= BOUNDS["float32"]
+
+
+@pytest.mark.parametrize("bits", [4, 8, 10])
+def test_tables_are_read_from_memory(bits: int) -> None:
+    """As selections, 256 values took 45 s to compile without AVX-512; 1024 have no other way anywhere."""
+    values = np.random.default_rng(bits).normal(size=1 << bits).astype(np.float32)
+    name = register_type(TType(f"memory{bits}", bits, lambda code, ops: ops.lookup(values, code))).name
+    case = problem(name, "float32", N, K, GROUP)
+    schedule = proposal(case.gemm, PORTABLE, "fma", 2, 16)
+    (entry,) = compile_entries(case.gemm, PORTABLE, [schedule])
+    assert relative_error(case, entry, 3) <= BOUNDS["float32"]
+    assert emit(case.gemm, PORTABLE, schedule, "entry").script().count("Select") < 16
+
+
+def test_powers_of_two_are_read_from_memory() -> None:
+    ttype = TType("powers", 3, lambda code, ops: ops.exp2(ops.cast(code, "float32")))
+    assert choices(ttype) >= RECIPES["table"].choices > choices(get_type("fp8_e4m3"))
+
+
+@pytest.mark.parametrize("name", OTHERWISE_IN_TIR)
+def test_kernels_compute_what_a_decode_gives_in_numpy(name: str) -> None:
+    """The quotient was 0 in kernels and bytes did not wrap, silently; the others raised within TVM."""
+    ttype = register_type(TType(f"otherwise_{name}", 4, OTHERWISE_IN_TIR[name], exact=False))
+    case = problem(ttype.name, "float32", N, K, GROUP)
+    for device in {HOST.name: HOST, PORTABLE.name: PORTABLE}.values():
+        (entry,) = compile_entries(case.gemm, device, [proposal(case.gemm, device, "fma", 2, 16)])
+        assert relative_error(case, entry, 3) <= BOUNDS["float32"]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -167,6 +167,22 @@ def test_a_decode_that_does_not_work_is_not_registered(decode: Callable[..., Any
         get_type("undecodable")
 
 
+@pytest.mark.parametrize("entry", [1e76, -1e39, 1e-60])
+def test_entries_beyond_float32_are_not_changed_silently(entry: float) -> None:
+    """They became infinity, whose codes are never chosen, or 0."""
+    with pytest.raises(ValueRangeError, match=r"entry 1 of the table, .*, is beyond float32"):
+        register_type(TType("far", 1, lambda code, ops: ops.lookup((1.0, entry), code)))
+    special = TType("special", 2, lambda code, ops: ops.lookup((0.0, np.inf, -np.inf, np.nan), code))
+    assert len(special.valid_codes()) == 1
+
+
+@pytest.mark.parametrize("encoder", [lambda x: "a", lambda x: x * 0 + 9, lambda x: np.zeros(4, int)])
+def test_an_encoder_gives_the_codes_of_values(encoder: Callable[..., Any]) -> None:
+    """Codes of more bits than the type's stood for other values."""
+    with pytest.raises(ValueRangeError, match="encoder"):
+        register_type(TType("misled", 2, lambda code, ops: code & 3, encoder=encoder))
+
+
 def test_a_type_of_one_value_has_it_at_each_code() -> None:
     np.testing.assert_array_equal(TType("ones", 2, lambda code, ops: 1.0).values(), np.ones(4))
 

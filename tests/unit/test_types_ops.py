@@ -91,6 +91,13 @@ def test_compiled_tir_equals_numpy(compiled: Any, name: str) -> None:
     np.testing.assert_array_equal(got, ttype.values())
 
 
+@pytest.mark.parametrize("ttype", [*types(), *map(get_type, WIDE)], ids=str)
+def test_kernels_read_expressions_that_mean_the_same(ttype: TType) -> None:
+    """Numpy says of TIR what the compiled loops of above compute: no table takes the expression's place."""
+    pytest.importorskip("tvm")
+    assert ttype.kernel_table == ()
+
+
 def test_integers_wrap_alike() -> None:
     torch = pytest.importorskip("torch")
     codes = np.array([0, 1, 200, 255], np.uint32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ladder.ir.program import TileProgram, verify_program
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.amx import TileNest
+from ladder.lower.skeletons.loopnest.decode import helpers_of
 from ladder.lower.skeletons.loopnest.dots import PairNest, VectorNest
 from ladder.lower.skeletons.loopnest.nest import declare_arguments, kernel_of
 from schedules.instructions import INSTRUCTIONS
@@ -24,5 +25,6 @@ def emit(program: TileProgram) -> None:
     product = program.product[0].by
     nest = PairNest if product == PAIRS else TileNest if INSTRUCTIONS[product].tiles else VectorNest
     args = declare_arguments(program)
-    with v.helpers(v.PAIR_HELPERS if product == PAIRS else v.LLVM_HELPERS):
+    called = v.PAIR_HELPERS if product == PAIRS else v.LLVM_HELPERS
+    with v.helpers(called + helpers_of(program)):
         nest(kernel_of(program, args)).emit()

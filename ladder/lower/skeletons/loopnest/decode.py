@@ -1,4 +1,4 @@
-"""From packed words to multiplicands: by table in a register, or by the type's decode expression.
+"""From packed words to multiplicands: by table in registers or memory, or by the type's decode expression.
 
 Every decoder reads one row block and unit and returns what one step (E columns) multiplies:
 
@@ -20,6 +20,7 @@ from tvm.script import tirx as T
 from ladder.ir.program import Copy, TileProgram
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cpu import tables
 from ladder.lower.cpu import vectors as v
 from schedules.cpu_layout import LANES, CpuLayout, Plane
 from tile_types import TirOps, TType
@@ -81,9 +82,16 @@ def decoder_for(program: TileProgram, layout: CpuLayout) -> Decoder:
         return ByteDecoder(layout)
     if made.ttype == "bfloat16":
         return PairDecoder(PairTable(layout, element, rounded=True)) if recipe == "lookup" else RawPairs()
-    return (
-        FloatDecoder(PairTable(layout, element)) if recipe == "lookup" else ExpressionDecoder(layout, element)
-    )
+    if recipe == "lookup":
+        return FloatDecoder(PairTable(layout, element))
+    return (MemoryDecoder if recipe == "table" else ExpressionDecoder)(layout, element)
+
+
+def helpers_of(program: TileProgram) -> str:
+    """Return the LLVM IR that the decoder of a program calls."""
+    made = program.operand(program.product[0].right)
+    by_table = any(copy.recipe == "table" for copy in copies_of(program, made.name))
+    return tables.helper(program.operand("w").tile.ttype) if by_table else ""
 
 
 def copies_of(program: TileProgram, name: str) -> list[Copy]:
@@ -230,6 +238,35 @@ class FloatDecoder:
             even = T.bitwise_or(even, v.masked(rest, 0xFFFF, "uint32", LANES))
             odd = T.bitwise_or(odd, v.shifted(rest, 16, "uint32", LANES))
         return [b.bind(v.as_type(half, "float32x16")) for half in (even, odd)]
+
+
+@dataclass
+class MemoryDecoder:
+    """Read the value of each code from an array: any type of up to 16 bits on any machine."""
+
+    layout: CpuLayout
+    element: TType
+
+    def begin(self) -> None:
+        """Emit nothing."""
+
+    def __call__(self, unit: Unit, step: int) -> list[Expr]:
+        """Return E vectors float32x16."""
+        return [
+            b.bind(tables.look_up(self.element, self._codes(unit, step, element)))
+            for element in range(self.layout.elements)
+        ]
+
+    def _codes(self, unit: Unit, step: int, element: int) -> Expr:
+        """Return the codes of one column: uint32x16."""
+        codes = None
+        for plane in self.layout.planes:
+            right = self.layout.lane * element + plane.width * (step % plane.slots)
+            part = v.shifted(unit.vector(plane, step), right, "uint32", LANES)
+            part = v.masked(part, (1 << plane.width) - 1, "uint32", LANES)
+            part = v.shifted(part, -plane.shift, "uint32", LANES)
+            codes = part if codes is None else T.bitwise_or(codes, part)
+        return b.bind(codes)
 
 
 @dataclass
