@@ -16,6 +16,7 @@ from ladder.runtime import operator  # noqa: E402
 from ladder.runtime.model.graphs import Stopwatch  # noqa: E402
 from ladder.runtime.recording import recorded  # noqa: E402
 from tests.replayed import REPLAYED, lying  # noqa: E402
+from tests.replayed_programs import PROGRAMS, differences  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -235,6 +236,13 @@ def test_results_of_replays_lie_as_in_eager(name: str, gap: int, monkeypatch: py
         torch.testing.assert_close(y, own)
         assert lying((x, y, *found)) == lying((x, y, *wanted))
     assert any(built.executable.recorded() for built in fast.models)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@torch.no_grad()
+def test_replayed_calls_are_as_in_eager(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Stopwatch, "allows", lambda self, copied: True)
+    assert not differences(name, "cuda")
 
 
 @pytest.mark.parametrize(("rows", "recorded"), [(4, True), (1 << 18, False)])

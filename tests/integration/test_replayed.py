@@ -5,6 +5,7 @@ import torch
 
 import ladder
 from tests.replayed import REPLAYED, lying, replay_calls
+from tests.replayed_programs import PROGRAMS, differences
 
 
 @pytest.fixture
@@ -30,6 +31,12 @@ def test_results_lie_as_in_eager(replayed: None, name: str, gap: int, way: str) 
         torch.testing.assert_close(found, again, rtol=2e-6, atol=1e-6)
         torch.testing.assert_close(y, own)
         assert lying((x, y, *found)) == lying((x, y, *wanted))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@torch.no_grad()
+def test_calls_are_as_in_eager(replayed: None, name: str) -> None:
+    assert not differences(name, "cpu")
 
 
 @pytest.mark.parametrize("most", [1 << 20, 300])
