@@ -239,11 +239,21 @@ def _transformers(kind: str) -> Made:
     models: Any = transformers
     config = models.CONFIG_MAPPING[kind](**small_configuration(models.CONFIG_MAPPING[kind](), kind))
     model = _made_of(models, config)
-    with torch.no_grad():  # weights as drawn are so small that results hardly depend on them
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(2.0)
+    _enlarge(model)
     return model.eval(), [_inputs_of(model, config, seed) for seed in range(len(SHAPES))]
+
+
+def _enlarge(model: torch.nn.Module) -> None:
+    """Double weights drawn so small that results hardly depend on them: no convolutions that keep magnitudes.
+
+    A batch norm that never trained divides by 1, so those would grow them until gates are steps.
+    """
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.modules.conv._ConvNd)]
+    kept = {id(m.weight) for m in layers if m.weight.norm() >= len(m.weight) ** 0.5}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1 and id(parameter) not in kept:
+                parameter.mul_(2.0)
 
 
 def small_configuration(default: Any, kind: str) -> dict[str, Any]:

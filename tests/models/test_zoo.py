@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from benchmarks import zoo_every
 from benchmarks.forked import rows_of
-from benchmarks.zoo import HF, AsIs, made, run
+from benchmarks.zoo import HF, TOLERANCE, AsIs, made, run
 from benchmarks.zoo_speed import OURS
 from ladder.capture import capture
 
@@ -41,6 +41,17 @@ def test_plan() -> None:
     assert all(("torch_us" in step) == (step["kind"] in OURS) for step in row["steps"])
     generated = row["generate"]
     assert (generated["equal"], generated["recorded"][1:]) == (generated["of"], [0, 0, 0]), generated
+
+
+@pytest.mark.parametrize("name", ["hf/regnet", "hf/resnet", "hf/mobilenet_v2", "hf/convnextv2"])
+def test_models_are_well_conditioned(name: str) -> None:
+    """Rounding of eager itself stays far below what calls are judged by."""
+    pytest.importorskip("torchvision")
+    model, inputs = made(name)
+    with torch.no_grad():
+        found = model(**inputs[0])[0]
+        exact = model.double()(**{key: value.double() for key, value in inputs[0].items()})[0]
+    assert (found - exact).abs().max() <= TOLERANCE / 20 * exact.abs().max()
 
 
 WAYS: dict[str, dict[str, Any]] = {
