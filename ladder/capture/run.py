@@ -22,6 +22,7 @@ from ladder.capture.python.tracebacks import trimmed
 from ladder.capture.records import ResumePoint, Store
 from ladder.capture.values.tensors import modes_are_active
 from ladder.forks import renewed
+from ladder.runtime.quick_fakes import quick_fakes
 
 
 class Room:
@@ -86,7 +87,7 @@ def complete_joined(vm: Interpreter, joined: Joined) -> Any:
 def carry_out(vm: Interpreter, run: Any, *args: Any) -> Any:
     """Do ``run(*args)``, the rest of the program, and end the last segment with what comes of it."""
     try:
-        with ROOM:
+        with ROOM, quick_fakes():
             return _carried_out(vm, run, *args)
     finally:
         # What only the recording holds must die now.

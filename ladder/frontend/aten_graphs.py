@@ -30,6 +30,7 @@ from ladder.frontend.upsampling import upsampling
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.functional import apart, functional_form, has_form, memory_of, named, own_results
 from ladder.runtime.model.program import ImportRefused
+from ladder.runtime.quick_fakes import quick_fakes
 from ladder.runtime.recurrent_operator import WHOLE
 
 KEPT = (
@@ -168,7 +169,7 @@ def _traced(run: Callable[..., Any], examples: Sequence[Any]) -> torch.fx.GraphM
     mode = next((value.fake_mode for value in fakes), None)
     way: Literal["fake", "real"] = "fake" if mode is None else "real"
     trace = make_fx(_with_failing(run), decomposition_table=dict(decompositions()), tracing_mode=way)
-    with torch.no_grad():
+    with torch.no_grad(), quick_fakes():
         if mode is None:
             with torch._guards.tracing(None):  # torch.compile's own would leave sizes open
                 return _without_failing(trace(*examples))
