@@ -313,7 +313,7 @@ def _scales(stats: Statistics, recipe: Recipe) -> tuple[Array, float | None]:
     """Return the rounded scales and the tensor scale."""
     raw = SCALINGS[recipe.scaling](stats, recipe.element, recipe.zero)
     if recipe.zero == "float":
-        raw = wide_enough_for_zero(raw, stats, recipe.scale_type)
+        raw = wide_enough_for_zero(raw, stats, recipe.element, recipe.scale_type)
     empty = stats.absmax == 0
     if not recipe.tensor_scale:
         require_reached(stats.absmax, recipe.element, recipe.scale_type, recipe.zero)

@@ -112,18 +112,26 @@ def _merge_rows(
     return reduce(columns_first.reshape(x.shape[1], -1, height), 2).T
 
 
+def used_range(element: TType) -> tuple[float, float]:
+    """Return the least and the largest value that weights are scaled to.
+
+    Values beyond `LARGEST_USED` are left out, unless there are no others.
+    """
+    if element.max_abs > LARGEST_USED:
+        values = element.probe_values()
+        within = values[np.abs(values) <= LARGEST_USED]
+        if within.size:
+            return float(within.min()), float(within.max())
+    return element.minimum, element.maximum
+
+
 def reach(element: TType, zero: str) -> tuple[float, float]:
     """Return (center, largest distance from it) that symmetric scaling maps absmax to.
 
     Without a zero point the center is 0; two's complement then uses its positive side
     (int4: 7). With one, the center is the upper middle of the codes (uint4: 8, reach 7).
-    Values beyond `LARGEST_USED` are left out, unless there are no others.
     """
-    low, high = element.minimum, element.maximum
-    if element.max_abs > LARGEST_USED:
-        values = element.probe_values()
-        within = values[np.abs(values) <= LARGEST_USED]
-        low, high = (float(within.min()), float(within.max())) if within.size else (low, high)
+    low, high = used_range(element)
     center = 0.0 if zero == "none" else float(-(-(low + high) // 2))
     sides = [side for side in (high - center, center - low) if side > 0]
     return center, min(sides, default=1.0)
@@ -145,7 +153,8 @@ def minmax_scale(stats: Statistics, element: TType, zero: str) -> Array:
     low, high = stats.low, stats.high
     if zero == "integer":
         low, high = xp.clip(low, -_HUGE, 0.0), xp.clip(high, 0.0, _HUGE)
-    return (high - low) / (element.maximum - element.minimum)
+    least, most = used_range(element)
+    return (high - low) / (most - least if most > least else element.maximum - element.minimum)
 
 
 def mx_scale(stats: Statistics, element: TType, zero: str) -> Array:
@@ -218,14 +227,16 @@ def native(values: Array, name: str) -> Array:
     return xp.view(xp.cast(ttype.encode_finite(values), code_dtype(ttype.elem_bits)), name)
 
 
-def wide_enough_for_zero(scale: Array, stats: Statistics, scale_type: str) -> Array:
+def wide_enough_for_zero(scale: Array, stats: Statistics, element: TType, scale_type: str) -> Array:
     """Raise scales so that a float zero point stays within its type's precision.
 
     A block far from 0 compared with its spread (low = 1, high = 1.000001) would need a zero
-    point whose rounding error exceeds a step.
+    point whose rounding error exceeds a step of the element, 1 or what it is where weights are mapped to.
     """
     xp = arrays_of(scale)
-    floor = stats.absmax * zero_precision(scale_type)
+    middle, values = _middle(element), np.unique(element.probe_values())
+    step = float(np.diff(values[values <= middle][-2:]).max(initial=1.0))
+    floor = stats.absmax * zero_precision(scale_type) / step
     return xp.where(scale > floor, scale, floor)
 
 
@@ -235,14 +246,19 @@ def zero_precision(scale_type: str) -> float:
     return float(values[values > 1].min() - 1) / 2
 
 
+def _middle(element: TType) -> float:
+    """Return the value nearest to the middle of those that weights are scaled to."""
+    least, most = used_range(element)
+    return float(element.decode_codes(element.encode(np.array([least / 2 + most / 2])))[0])
+
+
 def initial_zero(scale: Array, stats: Statistics, element: TType, zero: str, scaling: str) -> Array:
     """Return unrounded float64 zero points for rounded float64 scales."""
     if scaling in ("absmax", "absmean", "mx"):
         return scale * 0 + reach(element, zero)[0]
     xp = arrays_of(scale)
     if not element.is_integer:  # floats are finest near 0: map the middle of the weights there
-        middle = element.decode_codes(element.encode(np.array([element.minimum / 2 + element.maximum / 2])))
-        return float(middle[0]) - (stats.low + stats.high) / 2 / scale
+        return _middle(element) - (stats.low + stats.high) / 2 / scale
     low = xp.clip(stats.low, -_HUGE, 0.0) if zero == "integer" else stats.low
     return element.minimum - low / scale
 

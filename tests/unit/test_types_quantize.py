@@ -295,6 +295,16 @@ def test_not_finite_weights_name_their_position(bad: float, dtype: Any) -> None:
         quantize(torch.from_numpy(values), "int4", group_size=10)
 
 
+@pytest.mark.parametrize("scaling", ["minmax", "hqq"])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_float_zero_points_of_a_wide_range_are_held(scaling: str, sign: float) -> None:
+    """Zero points were float16's largest, far from what was meant, and the weights nonsense."""
+    steps = sign * np.ldexp(1.0 + np.arange(256) % 4 / 4, np.arange(256) // 4 - 32)
+    ttype = TType("wide_fractions", 8, lambda code, ops: ops.lookup(steps, code))
+    held = quantize(WEIGHTS, ttype, group_size=20, zero="float", scaling=scaling).dequantize("float64")
+    assert np.linalg.norm(held - WEIGHTS) <= 0.2 * np.linalg.norm(WEIGHTS)
+
+
 @pytest.mark.parametrize("name", ["uint4", "uint1", "int1", "e8m0"])
 def test_clipping_half_the_weights_must_be_asked_for(name: str) -> None:
     kinds = [zero for zero in ("integer", "float") if zero == "float" or get_type(name).is_integer]
