@@ -79,8 +79,9 @@ class EmulatedTiles(amx.Instructions):
         else:
             value = T.reinterpret("int32", total)
             for byte in range(4):
-                signed = tirx.Cast("int32", tirx.Cast("int8", (x >> T.uint32(8 * byte)) & T.uint32(255)))
-                value = value + signed * tirx.Cast("int32", (w >> T.uint32(8 * byte)) & T.uint32(255))
+                left, right = ((word >> T.uint32(8 * byte)) & T.uint32(255) for word in (x, w))
+                right = tirx.Cast("int8", right) if self.signed else right
+                value = value + tirx.Cast("int32", tirx.Cast("int8", left)) * tirx.Cast("int32", right)
         return T.reinterpret("uint32", value)
 
 
@@ -115,9 +116,12 @@ def test_instructions_of_one_vendor_are_left_out(monkeypatch) -> None:
     assert not {"extrq", "insertq"} & set(module.mod.inspect_source("asm").split())
 
 
-@pytest.mark.parametrize(("activation", "instruction"), [("bfloat16", "tdpbf16ps"), ("int8", "tdpbsud")])
-def test_amx_kernels_compile_anywhere(activation: str, instruction: str) -> None:
-    case = problem("int4", activation, 64, 256, 128)
+@pytest.mark.parametrize(
+    ("weight", "activation", "instruction"),
+    [("int4", "bfloat16", "tdpbf16ps"), ("int4", "int8", "tdpbssd"), ("uint4", "int8", "tdpbsud")],
+)
+def test_amx_kernels_compile_anywhere(weight: str, activation: str, instruction: str) -> None:
+    case = problem(weight, activation, 64, 256, 128)
     schedule = cpu_schedule(case.gemm, AMX, 128)
     assert schedule == schedule_for(case.gemm, 32)
     module = compile_module({"entry": emit(case.gemm, AMX, schedule, "entry")}, AMX)

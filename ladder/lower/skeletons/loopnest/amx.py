@@ -1,7 +1,7 @@
 """Nests on AMX: decoded tiles in cache, sums in tile registers.
 
-The packed layout already is AMX's: sixteen decoded steps of a panel are the sixteen rows of
-a B tile (Intel SDM volume 2, TDPBF16PS and TDPBSUD), and sixteen rows of words are an A tile. A thread
+The packed layout already is AMX's: sixteen decoded steps of a panel are the sixteen rows of a B tile
+(Intel SDM volume 2, TDPBF16PS, TDPBSSD and TDPBSUD), and sixteen rows of words are an A tile. A thread
 decodes a piece of K of its panels once and multiplies it with every row of the turn; sums of a group
 are in memory between pieces.
 """
@@ -14,13 +14,14 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
+from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store, TileProgram
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.decode import Unit
-from ladder.lower.skeletons.loopnest.nest import At, Nest, NestKernel
+from ladder.lower.skeletons.loopnest.nest import At, Nest, NestKernel, offset_of
 from schedules.cpu_layout import LANES, ROWS
+from tile_types import get_type
 
 TILE_ROWS = 16
 
@@ -33,11 +34,13 @@ class Instructions:
 
     steps: Rows of B tiles: 32-bit words of K per multiply.
     operand: ``"bfloat16"`` or ``"int8"``.
+    signed: Whether bytes of weights are signed.
     """
 
-    def __init__(self, steps: int, operand: str) -> None:
+    def __init__(self, steps: int, operand: str, signed: bool) -> None:
         self.steps = steps
         self.operand = operand
+        self.signed = signed
 
     def _emit(self, name: str, *operands: Expr) -> None:
         b.emit(T.call_llvm_intrin("int32", f"llvm.x86.{name}", *operands))
@@ -74,9 +77,18 @@ class Instructions:
         self._emit("tilestored64", T.int8(tile), memory.ptr_to([start]), T.Cast("int64", pitch) * T.int64(4))
 
     def multiply(self, total: int, x: int, weights: int) -> None:
-        """Emit C += A · B: bfloat16 pairs, or signed activations times unsigned weights."""
-        name = "tdpbf16ps" if self.operand == "bfloat16" else "tdpbsud"
+        """Emit C += A · B: bfloat16 pairs, or signed activations times weights."""
+        bytes_ = "tdpbssd" if self.signed else "tdpbsud"
+        name = "tdpbf16ps" if self.operand == "bfloat16" else bytes_
         self._emit(name, T.int8(total), T.int8(x), T.int8(weights))
+
+
+def signed_offset(program: TileProgram) -> int | None:
+    """Return what makes signed bytes of codes, once per weight; None where sums of x do it per result."""
+    offset = offset_of(program)
+    if offset is None or offset < -128 or offset + 2 ** get_type(program.operand("w").ttype).elem_bits > 128:
+        return None
+    return offset
 
 
 class TileNest(Nest):
@@ -87,7 +99,9 @@ class TileNest(Nest):
         product, loops = self.program.product
         elements, padded = kernel.layout.elements, kernel.layout.padded_group
         self.steps = loops[-1].step // elements
-        self.tiles = Instructions(self.steps, self.program.operand(product.left).ttype)
+        operand = self.program.operand(product.left).ttype
+        self.shift = signed_offset(self.program) if operand == "int8" else None
+        self.tiles = Instructions(self.steps, operand, self.shift is not None)
         self.pitch = self.program.operand("acc").fixed("m")
         self.chunk_steps = self.program.operand(product.right).fixed("k") // elements
         self.group_steps = padded // elements if padded else self.args.units * kernel.layout.steps
@@ -186,8 +200,16 @@ class TileNest(Nest):
     def _keep(self, at: At, panel: int, position: Expr, source: Unit, step: int) -> None:
         """Emit the decoding of one step of one panel: a row of a B tile."""
         (value,) = self.kernel.decode(source, step)
+        if self.shift is not None:
+            value = v.as_type(value, "int8x64") + v.constant(self.shift, "int8", 64)
         index = (panel * self.chunk_steps + position) * LANES
         b.store(at.tiles["w.cache"], v.as_type(value, "uint32x16"), v.lanes(index))
+
+    def without_zero(
+        self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], columns: Expr
+    ) -> Expr:
+        """Return the sum of a group as it is where weights were signed."""
+        return value if self.shift is not None else super().without_zero(add, value, source, columns)
 
     def multiply(self, product: Multiply, at: At) -> None:
         """Emit C += A · B for the rows and panels of a register tile."""
