@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ladder.capture.values.settings import all_settings, restore_settings
+from ladder.runtime.dispatch import dispatch_kept
 
 KINDS = ("cpu", "cuda")
 """Kinds of devices that autocasting and random numbers are kept for."""
@@ -70,7 +71,8 @@ def kept_state() -> Iterator[None]:
     """Leave torch's state as it was, whatever happens within: tracing runs the program's operators."""
     before = [read() for read, _ in STATE]
     try:
-        yield
+        with dispatch_kept():
+            yield
     finally:
         for (_, restore), state in zip(STATE, before, strict=True):
             restore(state)

@@ -27,6 +27,7 @@ from ladder.frontend.aten_writes import (
 from ladder.frontend.fx_facts import autocast_facts
 from ladder.frontend.selection import argmax, topk
 from ladder.frontend.upsampling import upsampling
+from ladder.runtime.dispatch import dispatch_kept
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.functional import apart, functional_form, has_form, memory_of, named, own_results
 from ladder.runtime.model.program import ImportRefused
@@ -64,7 +65,8 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
     prepared = _with_whole_operators(module)
 
     try:
-        traced = _functional(prepared, examples)
+        with dispatch_kept():
+            traced = _functional(prepared, examples)
     except ImportRefused:
         raise
     except Exception as error:  # whatever tracing cannot do, the program itself still can

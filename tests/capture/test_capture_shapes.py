@@ -447,3 +447,17 @@ def test_strides_of_tensors_without_elements_are_no_symbols():
         for found, wanted in zip(fast(x), program(y), strict=True):
             assert found.shape == wanted.shape
             assert torch.equal(found, wanted)
+
+
+def test_common_types_of_tensors_and_numbers_stay_open():
+    def common(x, number):
+        return x + 1, torch.result_type(x, number), torch.result_type(x, other=number)
+
+    fast = capture(common)
+    for extent, number in ((4, 2), (4, 2.5), (5, True), (6, 3), (7, 0.5), (8, 4), (9, 5), (3, False)):
+        x = torch.arange(extent)
+        found, expected = fast(x, number), common(x, number)
+        assert torch.equal(found[0], expected[0])
+        assert found[1:] == expected[1:]
+    assert not any(record.split for record in fast.records)
+    assert len(fast.records) <= 6

@@ -343,3 +343,15 @@ def test_a_cache_is_written_where_it_lies(way: str) -> None:
             torch.testing.assert_close(given, own)
             # the first call of `ladder.compile` runs the program itself
             assert (at == given[1][1].data_ptr()) is (stays or (way == "ladder" and not seed))
+
+
+def test_sizes_are_fixed_where_what_is_written_takes_another():
+    def written(x):
+        return torch.add(x.t(), 1, out=torch.empty(0)), x.t()[1]
+
+    fast = ladder.compile(written)
+    for rows in (3, 5, 5, 7, 7, 5):
+        x = torch.randn(rows, 4)
+        found, expected = fast(x)[0], written(x)[0]
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()

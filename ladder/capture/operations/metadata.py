@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.operations.attributes import meet_metadata
 from ladder.capture.operations.counts import counted_metadata, is_counted
@@ -20,7 +20,9 @@ from ladder.capture.values.shapes import has_idle_axes
 @watched
 def read_metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call one of the functions `tensors.METADATA`; what it gives is guarded, or open."""
-    name, given = function.__name__, (*args, *kwargs.values())
+    name = function.__name__
+    args, kwargs = _of_types(name, args, kwargs)
+    given = (*args, *kwargs.values())
     asked = [item for item in given if is_a(item, torch.Tensor)]
     if not all(is_plain(item) for item in given if not is_a(item, torch.Tensor)):
         raise CaptureError("metadata of a structure")
@@ -35,7 +37,7 @@ def read_metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
     if name not in EXTENTS | WITHOUT_EXTENTS and any(item in vm.heap.copies for item in asked):
         vm.heap.fix_shapes(f"{name} is read")
     if any(is_open(vm, item) for item in asked):
-        if one:
+        if one and name in EXTENTS | WITHOUT_EXTENTS:
             return open_metadata(vm, asked[0], name, args[1:], kwargs)
         vm.heap.fix_shapes(f"{name} is read")
     if name == "stride":
@@ -45,6 +47,16 @@ def read_metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
     if not is_constant(result):
         raise CaptureError("metadata that is not a constant")
     return result
+
+
+def _of_types(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what is given, with the numbers of this run where only their types count, which are guarded."""
+    if name != "result_type":
+        return args, kwargs
+    numbers = [item.value if type(item) is Dynamic else item for item in (*args, *kwargs.values())]
+    return tuple(numbers[: len(args)]), dict(zip(kwargs, numbers[len(args) :], strict=True))
 
 
 def _meet_idle_strides(vm: Interpreter) -> None:

@@ -33,7 +33,7 @@ WITHOUT_EXTENTS = frozenset(
     words(
         "ndim dim ndimension dtype device requires_grad is_leaf layout is_cuda is_cpu itemsize element_size"
         " is_complex is_floating_point is_signed is_sparse is_quantized is_meta is_tensor names name type"
-        " get_device is_inference is_conj is_neg is_nested is_mkldnn"
+        " get_device is_inference is_conj is_neg is_nested is_mkldnn result_type"
     )
 )
 """Metadata that no extent changes."""
@@ -63,6 +63,8 @@ def open_metadata(
         return _extent(vm, getattr(fake, name)(*rest, **named))
     if name not in WITHOUT_EXTENTS:
         vm.heap.fix_shapes(f"{name} is read")
+    if name == "result_type":
+        return torch.result_type(value, *rest, **named)
     found = getattr(value, name)
     return found(*rest, **named) if callable(found) else found
 
@@ -152,6 +154,7 @@ def fake_results(
     if not any(value.var in symbols.fakes for value in inputs) and not _holds_extent((args, kwargs)):
         return []
     names = {id(value.obj): value.var for value in inputs}
+    settled = symbols.settled() if "out" in kwargs else None
 
     def faked(value: Any) -> Any:
         return symbols.fake_of(names[id(value)], value) if id(value) in names else value
@@ -163,7 +166,7 @@ def fake_results(
         fakes = faked(real) if id(real) in names else symbols.laid_out_as(fakes, real)
         if long := symbols.in_long_expressions(fakes):
             vm.heap.settle(long)
-        agreed = shapes.agrees(fakes, real)
+        agreed = shapes.agrees(fakes, real) and (settled is None or settled == symbols.settled())
     except Exception as error:  # what an operator may raise for symbols is not documented
         vm.heap.fix_shapes(f"{getattr(function, '__name__', function)}: {type(error).__name__}")
         return []

@@ -18,6 +18,7 @@ import torch
 from ladder.capture.values.fakes import fake_in
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.remembered import Remembered
+from ladder.runtime.dispatch import dispatch_kept
 
 LEAST = 2
 """Smaller extents mean something of their own (empty, broadcast), so they are not left open."""
@@ -278,7 +279,11 @@ class Shapes:
 
         state = torch.get_rng_state()
         try:
-            with self.mode, enable_python_dispatcher():  # else some operators read sizes as numbers
+            with (
+                dispatch_kept(),
+                self.mode,
+                enable_python_dispatcher(),
+            ):  # else operators read sizes as numbers
                 return function(*args, **kwargs)
         finally:
             torch.set_rng_state(state)

@@ -1,0 +1,68 @@
+"""How torch dispatches operators: kept as it is where operators run on fakes and may fail."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import clear_frames
+
+import torch
+
+
+class _Expected(logging.Filter):
+    """Drops what torch logs of fakes that fail in threads whose `expecting` is true: it is not the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.here = threading.local()
+
+    @property
+    def expecting(self) -> bool:
+        """Whether this thread meets the errors itself."""
+        return getattr(self.here, "expecting", False)
+
+    @expecting.setter
+    def expecting(self, value: bool) -> None:
+        self.here.expecting = value
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether a record is written."""
+        return not self.expecting
+
+
+_expected = _Expected()
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(_expected)
+
+
+@contextmanager
+def dispatch_kept() -> Iterator[None]:
+    """Let torch dispatch operators after a block as before it; log no error of fakes: the caller meets it.
+
+    Where the text of an error reads the fakes that it names, torch raises in turn until Python's stack is
+    full; what should be undone then is not, and all operators of the thread would fail from there on.
+    """
+    included, excluded = (
+        torch._C._dispatch_tls_local_include_set(),
+        torch._C._dispatch_tls_local_exclude_set(),
+    )
+    before, _expected.expecting = _expected.expecting, True
+    try:
+        with torch._C._ForceDispatchKeyGuard(included, excluded):
+            try:
+                yield
+            except Exception as error:
+                _let_go(error)
+                raise
+    finally:
+        _expected.expecting = before
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Let go of what the frames hold that an exception passed: guards among it would be undone later."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        clear_frames(error.__traceback__)
+        error = error.__context__
