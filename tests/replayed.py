@@ -23,7 +23,7 @@ class _Graph:
 
     def replay(self) -> None:
         """Run the steps with the arguments of the recording, which hold what they hold now."""
-        for old, new in zip(self.owner.results, self.owner.step_by_step(self.given), strict=True):
+        for old, new in zip(self.owner.replayed.results, self.owner.step_by_step(self.given), strict=True):
             if isinstance(old, torch.Tensor) and old is not new:
                 old.untyped_storage().copy_(new.untyped_storage())
 

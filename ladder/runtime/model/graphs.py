@@ -83,7 +83,7 @@ def release_collectives() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     for replay in list(_with_collectives):
-        replay.graph, replay.results, replay.copies = None, [], []
+        replay.graph, replay.copies, replay.replayed = None, [], Replayed()
     peers.forget()
 
 
@@ -107,8 +107,7 @@ class Replay:
         """Bytes of its results."""
         self.graph: Any = None
         self.copies: list[tuple[int, torch.Tensor]] = []
-        self.results: list[Any] = []
-        self.given_out = Replayed([], (), ())
+        self.replayed = Replayed()
 
     def run(self, values: Sequence[Any], generation: int) -> list[Any]:
         """Run with arguments, those of a generation; returns the graph's outputs."""
@@ -122,12 +121,12 @@ class Replay:
             self.generation = generation
             if self.graph is None:
                 return self.step_by_step(values)
-        if not self.given_out.fits(values):
+        if not self.replayed.fits(values):
             return self.step_by_step(values)
         if self.copies:
             torch._foreach_copy_([copy for _, copy in self.copies], [values[at] for at, _ in self.copies])
         self.graph.replay()
-        found = self.given_out.of(values)
+        found = self.replayed.of(values)
         for at, argument in self.owner.written.items():
             found[at] = values[argument]
         return found
@@ -157,12 +156,12 @@ class Replay:
         try:
             torch.cuda.synchronize()
             with recorded(graph, capture_error_mode=self.mode):
-                self.results = self.step_by_step(static)
+                results = self.step_by_step(static)
         except RuntimeError as error:
             self.refused = str(error)
             log.warning("no CUDA graph of a plan: %s", error)
             return
         self.graph = graph
-        self.given_out = Replayed(self.results, self.owner.wanted - self.owner.written.keys(), static)
+        self.replayed = Replayed(results, self.owner.wanted - self.owner.written.keys(), static)
         if self.mode != "global":
             _with_collectives.add(self)

@@ -19,11 +19,13 @@ class Lent(NamedTuple):
 
     result: As recorded.
     argument: Its position.
+    strides: The argument's, in the recording.
     offset: First element, counted from the argument's.
     """
 
     result: torch.Tensor
     argument: int
+    strides: tuple[int, ...]
     offset: int
 
 
@@ -35,9 +37,10 @@ class Replayed:
     given: Arguments of the recording.
     """
 
-    def __init__(self, results: Sequence[Any], wanted: Collection[int], given: Sequence[Any]) -> None:
-        self.count = len(results)
-        self.given = given
+    def __init__(
+        self, results: Sequence[Any] = (), wanted: Collection[int] = (), given: Sequence[Any] = ()
+    ) -> None:
+        self.results = list(results)
         self.alone: list[tuple[int, torch.Tensor]] = []
         """Results that a plain copy serves."""
         self.together: list[tuple[torch.Tensor, list[tuple[int, torch.Tensor, int]]]] = []
@@ -51,8 +54,9 @@ class Replayed:
                 self.alone.append((at, result))
             elif _memory(result) in arguments:
                 argument = arguments[_memory(result)]
-                offset = result.storage_offset() - given[argument].storage_offset()
-                self.lent[at] = Lent(result, argument, offset)
+                whole = given[argument]
+                offset = result.storage_offset() - whole.storage_offset()
+                self.lent[at] = Lent(result, argument, whole.stride(), offset)
             else:
                 groups.setdefault(_memory(result), []).append(at)
         for group in groups.values():
@@ -64,23 +68,23 @@ class Replayed:
     def fits(self, values: Sequence[Any]) -> bool:
         """Say whether results that lie in arguments can be taken from those of a call."""
         return all(
-            values[lent.argument].stride() == self.given[lent.argument].stride()
+            values[lent.argument].stride() == lent.strides
             and values[lent.argument].dtype == lent.result.dtype
             for lent in self.lent.values()
         )
 
     def of(self, values: Sequence[Any]) -> list[Any]:
         """Return the results by position, None for what is not wanted; `values` are a call's arguments."""
-        found: list[Any] = [None] * self.count
+        found: list[Any] = [None] * len(self.results)
         for at, result in self.alone:
             found[at] = result.clone()
         for memory, results in self.together:
             copy = memory.clone()
             for at, result, first in results:
                 found[at] = _like(result, _typed(copy, result), first)
-        for at, (result, argument, offset) in self.lent.items():
-            whole = values[argument].detach()
-            found[at] = _like(result, whole, whole.storage_offset() + offset)
+        for at, lent in self.lent.items():
+            whole = values[lent.argument].detach()
+            found[at] = _like(lent.result, whole, whole.storage_offset() + lent.offset)
         return found
 
 
