@@ -90,8 +90,17 @@ kernel then for few tokens, and positions become a mask first."""
 LIBRARY_FEW = 16
 """Tokens from which on torch's attention is the same with a mask."""
 
-LIBRARY_STREAM, LIBRARY_RATE = 0.97, 0.75
+LIBRARY_STREAM, LIBRARY_RATE, LIBRARY_MASKED_RATE = 0.97, 0.85, 0.75
 """Fractions of sustained bandwidth, and of the sustained rate of cores, that torch's attention reaches."""
+
+LIBRARY_ROWS, LIBRARY_STEP, LIBRARY_LEAST, LIBRARY_TURN = 128, 64, 96, 0.97
+"""Of torch's attention of several tokens: rows of q of a block, multiples of elements to which it makes up
+heads, elements of which smaller heads take the time, and the fraction of a core's sustained rate that a block
+reaches. Each block walks all keys: 864 sizes on an H200, `h200_library_attention_2026-11-28.json`."""
+
+LIBRARY_WIDE, LIBRARY_WIDE_HEAD, LIBRARY_WIDE_STREAM = 128, 256, 0.86
+"""Elements of heads beyond which torch's attention of one token takes the time of the second number, and the
+fraction of sustained bandwidth at which it reads these."""
 
 WAYS = ((8, 1), (8, 2), (4, 2), (4, 1))
 """Warps of a block and fragments at a time that are considered."""
@@ -243,12 +252,32 @@ def predict_library(form: Attention, device: TileDevice, batch: int, tokens: int
     plain = 4 * batch * form.kv_heads * keys * form.size
     decode = (form.keys_bytes(batch, keys) + plain) / bandwidth if form.stored in CODES else 0.0
     flops = 4 * batch * form.heads * tokens * (keys / 2 if form.causal else keys) * form.size
-    core = device.core_for(form.ttype)
-    rate = core.ops_per_cycle * device.units * device.clock * core.sustained * LIBRARY_RATE
+    reading, products = plain / bandwidth / LIBRARY_STREAM, flops / (_unit_rate(form, device) * device.units)
     masked = 0.0
     if form.mask or form.position:
         masked = LIBRARY_MASK_FEW if form.position or tokens < LIBRARY_FEW else LIBRARY_MASK
-    return LIBRARY + masked + decode + max(plain / bandwidth / LIBRARY_STREAM, flops / rate)
+    if masked or device.vendor == "amd":  # nothing was measured
+        walked = max(reading, products / LIBRARY_MASKED_RATE)
+    elif tokens == 1:
+        wide = LIBRARY_WIDE_HEAD / form.size * plain / bandwidth / LIBRARY_WIDE_STREAM
+        walked = wide if form.size > LIBRARY_WIDE else reading
+    else:
+        walked = max(reading, products / LIBRARY_RATE, _library_turns(form, device, batch, tokens, keys))
+    return LIBRARY + masked + decode + walked
+
+
+def _unit_rate(form: Attention, device: TileDevice) -> float:
+    """Return the sustained operations per second of a multiprocessor."""
+    core = device.core_for(form.ttype)
+    return core.ops_per_cycle * device.clock * core.sustained
+
+
+def _library_turns(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> float:
+    """Return the seconds in which the blocks of torch's attention walk the keys: none shares them."""
+    size = max(LIBRARY_LEAST, -(-form.size // LIBRARY_STEP) * LIBRARY_STEP)
+    seen = min(keys, tokens) if form.causal else keys
+    rounds = ceil(batch * form.heads * ceil(tokens / LIBRARY_ROWS) / device.units)
+    return rounds * seen * 4 * LIBRARY_ROWS * size / (_unit_rate(form, device) * LIBRARY_TURN)
 
 
 _VENDORS: Mapping[str, tuple[Callable[..., list[Any]], Callable[..., float]]] = {
