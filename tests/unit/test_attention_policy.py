@@ -46,6 +46,17 @@ def test_torchs_attention_walks_all_keys_by_each_block(point: tuple[int, ...]) -
     assert predict_library(form, DEVICE, *sizes) * 1e6 == pytest.approx(LIBRARY[point], rel=0.2)
 
 
+WIDE = {(192, 16, 16, 16, 8192): 48.63, (256, 16, 16, 4, 8192): 43.7, (256, 16, 16, 16, 1024): 13.28}
+"""Elements of a head, heads, those of keys, tokens, keys -> microseconds without spills on an H200."""
+
+
+@pytest.mark.parametrize("point", WIDE)
+def test_wide_heads_take_what_kernels_without_spills_take(point: tuple[int, ...]) -> None:
+    size, heads, kv, tokens, keys = point
+    form = Attention(heads, kv, size, "float16", "float16", scale=size**-0.5)
+    assert choose(form, DEVICE, 1, tokens, keys).seconds * 1e6 == pytest.approx(WIDE[point], rel=0.3)
+
+
 def test_several_tokens_of_long_caches_are_ours() -> None:
     choice = choose(replace(LLAMA, size=64), DEVICE, 1, 16, 4096)
     assert choice.seconds < choice.library / 2
