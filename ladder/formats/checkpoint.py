@@ -20,6 +20,7 @@ from ladder.formats import (
     mlx,
     modelopt,
     native,
+    quark,
     torchao,
 )
 from ladder.formats.beside import by_module, require_no_transforms, require_nothing_else, scaled_by
@@ -53,6 +54,7 @@ FORMATS = (
     modelopt.MXFP4,
     modelopt.INT4,
     *blocks.FP8,
+    *quark.FORMATS,
     compressed.EIGHT,
     blocks.MXFP4,
     bitsandbytes.FOUR,

@@ -1,7 +1,7 @@
 """Write the small checkpoints of ``files/`` with the formats' own tools, and the digests of their own values.
 
 Run in an environment of its own, which needs gguf, compressed-tensors, bitsandbytes, torchao, hqq, autoawq,
-gptqmodel, mlx-cpu, nvidia-modelopt and comfy-kitchen; the tests need none of them:
+gptqmodel, mlx-cpu, nvidia-modelopt, amd-quark and comfy-kitchen; the tests need none of them:
 
     python tests/formats/make_files.py [name ...]
 """
@@ -235,6 +235,45 @@ def modelopt_int4() -> Case:
     return arrays, {"quant_method": "modelopt", "quant_algo": "W4A16"}, {"layer.weight": own}
 
 
+def quark(dtype: str, scheme: str = "per_group", *, reorder: bool = True) -> Case:
+    """What Quark packs: signed and unsigned integers, columns before rows where they are in groups."""
+    from quark.torch.utils.pack import create_pack_method
+
+    pack, bits, groups = create_pack_method(scheme, dtype), int(dtype[-1]), K // GROUP
+    generator = torch.Generator().manual_seed(bits)
+    low = 0 if dtype.startswith("u") else -(1 << (bits - 1))
+    groups = groups if scheme == "per_group" else 1
+    codes = torch.randint(low, low + (1 << bits), (N, K), generator=generator, dtype=torch.int32)
+    zero = torch.randint(low, low + (1 << bits), (N, groups), generator=generator, dtype=torch.int32)
+    scale = torch.rand(N, groups, generator=generator).bfloat16()
+    own = codes.float() - zero.float().repeat_interleave(K // groups, 1)
+    own = own * scale.float().repeat_interleave(K // groups, 1)  # Quark's dequantize_int_per_group_affine
+    rows = scale.t() if scheme == "per_group" else scale[:, 0]
+    points = pack.pack(zero if scheme == "per_group" else zero[:, 0], reorder)
+    arrays = {"layer.weight": pack.pack(codes, reorder), "layer.weight_scale": rows}
+    config = quark_config(dtype, scheme, reorder)
+    return {**arrays, "layer.weight_zero_point": points}, config, {"layer.weight": own}
+
+
+def quark_config(dtype: str, scheme: str, reorder: bool = True) -> dict[str, Any]:
+    size = GROUP if scheme == "per_group" else None
+    told = {"dtype": dtype, "qscheme": scheme, "group_size": size, "ch_axis": -1 if size else 0}
+    export = {"pack_method": "reorder" if reorder else "order", "weight_format": "real_quantized"}
+    return {"quant_method": "quark", "global_quant_config": {"weight": told}, "export": export}
+
+
+def quark_mxfp6(dtype: str) -> Case:
+    from quark.torch.utils.pack import create_pack_method
+
+    pack, generator = create_pack_method("per_group", dtype), torch.Generator().manual_seed(6)
+    packed = torch.randint(0, 256, (N, K * 3 // 4), generator=generator, dtype=torch.uint8)
+    exponents = torch.randint(100, 130, (N, K // 32), generator=generator, dtype=torch.uint8)
+    scale = 2.0 ** (exponents.int() - 127).float()  # Quark's unpack_params
+    arrays = {"layer.weight": packed, "layer.weight_scale": exponents}
+    own = pack.unpack(packed, True) * scale.repeat_interleave(32, 1)
+    return arrays, quark_config(dtype, "per_group"), {"layer.weight": own}
+
+
 def fp8_blocks(kind: Any = torch.float32) -> Case:
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -437,6 +476,10 @@ CASES: dict[str, Callable[[], Case]] = {
         for bits in (2, 3, 4, 6)
         for end, form in (("", "auto_round"), ("_gptq", "auto_round:auto_gptq"))
     },
+    **{f"quark_{kind}": lambda kind=kind: quark(kind) for kind in ("int4", "uint4", "int8")},
+    "quark_uint4_ordered": lambda: quark("uint4", reorder=False),
+    "quark_int4_channel": lambda: quark("int4", "per_channel"),
+    **{f"quark_{kind}": lambda kind=kind: quark_mxfp6(kind) for kind in ("fp6_e2m3", "fp6_e3m2")},
     "awq_gemm": lambda: awq("gemm"),
     "awq_gemv": lambda: awq("gemv"),
     **{

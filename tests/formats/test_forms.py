@@ -212,3 +212,59 @@ def test_narrow_integers_are_stored_in_bytes(bits: int, tmp_path: Path) -> None:
     codes = torch.randint(-8, 8, (N, K), dtype=torch.int8)
     found = stored(tmp_path, {"weight": codes, "weight_scale": scales()}, config)
     assert torch.equal(found.dequantize("float32"), codes * scales().float().repeat_interleave(GROUP, 1))
+
+
+def quark_words(codes: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the arrays of unsigned 4-bit codes [K, K] in groups, columns before rows, in order."""
+    words = sum(codes.t().unflatten(1, (-1, 8))[..., at].long() << 4 * at for at in range(8))
+    words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    return {"weight": words, "weight_scale": torch.ones(K // GROUP, K)}
+
+
+def quark(**options: Any) -> dict[str, Any]:
+    told = {"dtype": "uint4", "qscheme": "per_group", "group_size": GROUP, "ch_axis": -1, **options}
+    whole = {"quant_method": "quark", "global_quant_config": {"weight": told}}
+    return {**whole, "export": {"pack_method": "order"}}
+
+
+def test_quark_tells_types_by_layer(tmp_path: Path) -> None:
+    """Of a layer's own scheme, else of linear layers, else of all: nothing stored says it."""
+    codes = torch.randint(0, 16, (K, K), generator=torch.Generator().manual_seed(4))
+    signed = (codes ^ 8) - 8
+    own = quark(dtype="int4")["global_quant_config"]
+    found = stored(tmp_path, quark_words(codes), quark())
+    assert torch.equal(found.dequantize("float32"), codes.float())
+    for key, rules in (("layer_quant_config", {"a*": own}), ("layer_type_quant_config", {"Linear": own})):
+        found = stored(tmp_path, quark_words(codes), {**quark(), key: rules})
+        assert torch.equal(found.dequantize("float32"), signed.float()), key
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (quark(dtype="int3"), "int32 does not hold what is called 'int3'"),
+        (quark(qscheme="per_tensor"), "per_tensor"),
+        (quark(group_size=GROUP * 2), "scales"),
+        ({"quant_method": "quark"}, "no one scheme"),
+        ({**quark(), "layer_quant_config": {"a": {}}}, "no one scheme"),
+        ({**quark(), "export": {"pack_method": "other"}}, "pack_method"),
+    ],
+)
+def test_quark_says_what_does_not_fit(config: dict[str, Any], says: str, tmp_path: Path) -> None:
+    codes = torch.zeros(K, K, dtype=torch.int64)
+    with pytest.raises(ladder.CheckpointError, match=says):
+        stored(tmp_path, quark_words(codes), config)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int2"])
+def test_quark_stores_columns_before_rows(kind: str, tmp_path: Path) -> None:
+    """Square matrices of integers in groups were read as what they are transposed."""
+    codes = torch.randint(-2, 2, (K, K), generator=torch.Generator().manual_seed(2)).to(torch.int8)
+    scale = torch.rand(K // GROUP, K)
+    arrays = {"weight": codes.t(), "weight_scale": scale}
+    if kind == "int2":
+        with pytest.raises(ladder.CheckpointError, match="int8 does not hold what is called 'int2'"):
+            stored(tmp_path, arrays, quark(dtype=kind))
+        return
+    wanted = codes.float() * scale.t().repeat_interleave(GROUP, 1)
+    assert torch.equal(stored(tmp_path, arrays, quark(dtype=kind)).dequantize("float32"), wanted)
