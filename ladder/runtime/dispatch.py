@@ -38,25 +38,29 @@ logging.getLogger("torch._subclasses.fake_tensor").addFilter(_expected)
 
 @contextmanager
 def dispatch_kept() -> Iterator[None]:
-    """Let torch dispatch operators after a block as before it; log no error of fakes: the caller meets it.
+    """Let torch dispatch operators as before where a block fails; log no error of fakes: the caller meets it.
 
     Where the text of an error reads the fakes that it names, torch raises in turn until Python's stack is
     full; what should be undone then is not, and all operators of the thread would fail from there on.
     """
-    included, excluded = (
-        torch._C._dispatch_tls_local_include_set(),
-        torch._C._dispatch_tls_local_exclude_set(),
-    )
+    excluded = torch._C._dispatch_tls_local_exclude_set()
     before, _expected.expecting = _expected.expecting, True
     try:
-        with torch._C._ForceDispatchKeyGuard(included, excluded):
-            try:
-                yield
-            except Exception as error:
-                _let_go(error)
-                raise
+        yield
+    except Exception as error:
+        _let_go(error)
+        _exclude(excluded)
+        raise
     finally:
         _expected.expecting = before
+
+
+def _exclude(keys: torch._C.DispatchKeySet) -> None:
+    """Let this thread exclude these keys, and no others, where it dispatches operators."""
+    now = torch._C._dispatch_tls_local_exclude_set()
+    for key in torch._C.DispatchKey.__members__.values():
+        if now.has(key) != keys.has(key):
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, keys.has(key))
 
 
 def _let_go(error: BaseException | None) -> None:
