@@ -51,7 +51,7 @@ def test_graphs_for_one_of_many_sizes_hold_little(
         fast(torch.randn(rows, 4))
     (*_, last) = (model.executable for model in fast.models)
     assert last.bound.names
-    (frame,) = last._frames.idle()
+    (frame,) = last._frames
     replay = frame.states[frame.memory.sizes].replay
     assert replay is not None
     assert (replay.graph is None) == (most == 300) == ("many sizes" in replay.refused)

@@ -16,11 +16,11 @@ def test_a_stream_has_frames_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     fast(x)
     (model,) = fast.models
     frames = model.executable._frames
-    (first,) = frames.idle()
+    (first,) = frames
     for stream in (1, 2, 1, 2):
         now[0] = stream
         fast(x)
-    one, two = frames.idle()
+    one, two = frames
     assert one is first
     assert two is not first
     now[0] = 1
@@ -35,7 +35,7 @@ def test_what_captures_a_stream_takes_a_frame_of_another(monkeypatch: pytest.Mon
     with torch.no_grad():
         fast(torch.randn(3, 5))
     frames = fast.models[0].executable._frames
-    (warm,) = frames.idle()
+    (warm,) = frames
     monkeypatch.setattr(Frames, "_stream", lambda self: 7)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(frames.owner, "where", torch.device("cuda"))

@@ -152,14 +152,14 @@ class Executable:
 
     def recorded(self) -> list[Any]:
         """Return the CUDA graphs that calls have recorded so far."""
-        replays = [state.replay for frame in self._frames.idle() for state in frame.states.values()]
+        replays = [state.replay for frame in self._frames for state in frame.states.values()]
         return [replay.graph for replay in replays if replay is not None and replay.graph is not None]
 
     def memory(self) -> dict[str, int]:
         """Return bytes of intermediate results: laid out, and what they would take side by side."""
         return {
-            "arena": max((frame.arena for frame in self._frames.idle()), default=0),
-            "without sharing": max((frame.total() for frame in self._frames.idle()), default=0),
+            "arena": max((frame.arena for frame in self._frames), default=0),
+            "without sharing": max((frame.total() for frame in self._frames), default=0),
         }
 
 

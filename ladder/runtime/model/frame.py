@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -162,9 +163,11 @@ class Frames:
                     return other, other.pop()
         return idle, Frame(self.owner)
 
-    def idle(self) -> list[Frame]:
-        """Return all of them."""
-        return [frame for frames in self._idle.values() for frame in frames]
+    def __len__(self) -> int:
+        return sum(map(len, self._idle.values()))
+
+    def __iter__(self) -> Iterator[Frame]:
+        return chain.from_iterable([*self._idle.values()])
 
     def _stream(self) -> int:
         """Return the stream into which a call launches; 0 on CPUs."""
