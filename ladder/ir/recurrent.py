@@ -28,6 +28,9 @@ TYPES = {"lengths": ("int32",), "w_z": ("int8", "uint8"), "r_z": ("int8", "uint8
 LANES = 16
 """Elements of a vector that a gate's elements are made up to."""
 
+FOUR = 4
+"""Codes in a word of a weight of codes."""
+
 PLAIN = {"clip": 0, "input_forget": 0, "layout": 0}
 """Attributes that a layer of a kernel leaves out, or gives these values."""
 

@@ -32,6 +32,12 @@ def test_import_loads_nothing_heavy(package: str) -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+def test_what_runs_exported_models_needs_no_compiler() -> None:
+    loaded = "[m for m in ('tvm', 'onnx') if m in sys.modules]"
+    done = python(f"import sys, ladder.runtime.model.saved; print({loaded})")
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
 def test_every_public_name_resolves() -> None:
     done = python("import ladder; print(sorted(n for n in ladder.__all__ if getattr(ladder, n) is None))")
     assert done.stdout.strip() == "[]", done.stderr

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.recurrent import LANES, Recurrent
+from ladder.ir.recurrent import FOUR, LANES, Recurrent
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.llvm_functions import exp
@@ -225,9 +225,6 @@ def tanh(x: Expr, kept: Callable[[Expr], Expr]) -> Expr:
     near = x * (square * (square * T.float32(2 / 15) + T.float32(-1 / 3)) + T.float32(1))
     return kept(tirx.Select(magnitude < T.float32(NEAR), near, signed))
 
-
-FOUR = 4
-"""Codes in a word."""
 
 LEVELS = 255
 

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 
 from ladder.ir.build import GraphBuilder
 from ladder.ir.graph import Graph, Node
-from ladder.ir.recurrent import Recurrent, as_recurrent, operands_of
+from ladder.ir.recurrent import FOUR, Recurrent, as_recurrent, operands_of
 from ladder.lower.chain.panels import panels
-from ladder.lower.cpu.recurrent import FOUR, emit_recurrent
 from ladder.partition.native_parts import DOT_PRODUCTS
 from ladder.partition.subgraphs import call_of
 from ladder.runtime.build import Job, function_job
@@ -24,8 +23,6 @@ from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.rows import known_registers, rows_job
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
-from ladder.runtime.onnx_ops.integers import SIGN, signed, whole_product
-from ladder.runtime.onnx_ops.quantized import dynamic
 from ladder.runtime.stored_codes import stays
 from targets import TileDevice, get_device
 
@@ -45,6 +42,8 @@ def recurrent_job(graph: Graph, device: TileDevice) -> Job:
     name = f"ladder_recurrent_{hashlib.sha256(repr(form).encode()).hexdigest()[:10]}"
 
     def emit(name: str) -> Any:
+        from ladder.lower.cpu.recurrent import emit_recurrent  # TVM, which exported models run without
+
         return emit_recurrent(form, known_registers(device), DOT_PRODUCTS in device.features, name)
 
     return function_job({"recurrent": repr(form)}, name, device, emit)
@@ -233,6 +232,8 @@ class Coded:
 
 def packed_codes(form: Recurrent, given: Mapping[str, torch.Tensor]) -> Coded:
     """Return the weights of a layer as its kernel takes them."""
+    from ladder.runtime.onnx_ops.integers import SIGN, signed
+
     count, width = len(form.backward), form.gates * form.hidden
     w, r, scale = given["w"], given["r"], given["r_s"].reshape(count, -1)
     bias = given["b"] if "b" in given else scale.new_zeros(count, 2 * width)
@@ -255,6 +256,9 @@ def packed_codes(form: Recurrent, given: Mapping[str, torch.Tensor]) -> Coded:
 
 def gates_of_codes(form: Recurrent, made: Coded, x: torch.Tensor) -> torch.Tensor:
     """Return what inputs give to all gates: the inputs are rounded to codes by their range."""
+    from ladder.runtime.onnx_ops.integers import whole_product
+    from ladder.runtime.onnx_ops.quantized import dynamic
+
     codes, scale, zero = dynamic(x.reshape(-1, x.shape[2]))
     parts = [
         whole_product(codes, w, zero, w_zero).float() * (scale * w_scale)
