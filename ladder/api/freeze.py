@@ -205,7 +205,12 @@ def _named(function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) 
         signature = inspect.signature(call)
     except ValueError as error:
         raise ShapeError(f"{call!r} does not name its parameters: export a function of yours") from error
-    bound, kinds = signature.bind(*arguments, **named), signature.parameters
+    try:
+        bound, kinds = signature.bind(*arguments, **named), signature.parameters
+    except TypeError as error:
+        raise TypeError(
+            f"{error}: the file is followed by the arguments of an example call, {signature}"
+        ) from error
     for name in bound.arguments:
         if kinds[name].kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             raise ShapeError(

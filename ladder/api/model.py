@@ -94,7 +94,8 @@ class Compiled(Captured):
         """
         from ladder.runtime.model.saved import save_model
 
-        return save_model(self._frozen(arguments, named, open_axes).whole(), path, sign)
+        where = Path(path)  # a tensor in its place says so at once
+        return save_model(self._frozen(arguments, named, open_axes).whole(), where, sign)
 
     def to_onnx(
         self, path: str | os.PathLike[str], *arguments: Any, external: bool | None = None, **named: Any
@@ -117,7 +118,8 @@ class Compiled(Captured):
         """
         from ladder.frontend.onnx_export import export_onnx
 
-        return export_onnx(self._frozen(arguments, named).imported(), path, external=external)
+        where = Path(path)
+        return export_onnx(self._frozen(arguments, named).imported(), where, external=external)
 
     def _frozen(
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], axes: OpenAxes | None = None

@@ -220,6 +220,38 @@ def test_calls_in_several_streams_have_memory_of_their_own() -> None:
         assert max(map(relative_error, found, expected)) <= 1e-2
 
 
+@torch.no_grad()
+def test_graphs_that_a_program_records_have_memory_of_their_own() -> None:
+    """They are replayed side by side, between calls, and when the plan serves other sizes since."""
+    weights = [torch.randn(1024, 1024, device="cuda", dtype=torch.float16) / 32 for _ in range(3)]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        shift = torch.arange(1024, device=x.device, dtype=x.dtype).cos()
+        for weight in weights:
+            x = torch.nn.functional.gelu(torch.softmax(x @ weight, -1) * 100 + x + shift)
+        return x
+
+    fast = ladder.compile(program)
+    xs = [torch.randn(2048, 1024, device="cuda", dtype=torch.float16) for _ in range(3)]
+    expected = [fast(x) for x in [*xs, *xs]][3:]
+    graphs, found = [torch.cuda.CUDAGraph() for _ in xs], []
+    for graph, x in zip(graphs, xs, strict=True):
+        with torch.cuda.graph(graph):
+            found.append(fast(x))
+    for rows in (4096, 512, 3072):
+        for _ in range(4):
+            fast(torch.randn(rows, 1024, device="cuda", dtype=torch.float16))
+    streams = [torch.cuda.Stream() for _ in xs]
+    for _ in range(6):
+        torch.cuda.synchronize()
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        again = fast(xs[0])
+        torch.cuda.synchronize()
+        assert max(map(relative_error, [*found, again], [*expected, expected[0]])) <= 1e-2
+
+
 @pytest.mark.parametrize("gap", [1, 2])
 @pytest.mark.parametrize("name", REPLAYED)
 @torch.no_grad()

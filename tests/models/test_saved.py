@@ -171,6 +171,12 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
             ladder.compile(lambda a, b: a + b).export(tmp_path / "a.ladder", x, x)
         with pytest.raises(ladder.ShapeError, match="does not name its parameters"):
             ladder.compile(torch.add).export(tmp_path / "a.ladder", x, x + 1)
+        with pytest.raises(TypeError, match=r"'b': .* arguments of an example call, \(a, b\)"):
+            ladder.compile(lambda a, b: a + b).export(tmp_path / "a.ladder", x)
+        fast = ladder.compile(torch.nn.Identity())
+        for write in (fast.export, fast.to_onnx):
+            with pytest.raises(TypeError, match="PathLike object, not Tensor"):
+                write(x, tmp_path / "a.ladder")  # the wrong order
     assert not list(tmp_path.iterdir())
 
 

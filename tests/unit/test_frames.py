@@ -29,17 +29,23 @@ def test_a_stream_has_frames_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     idle.append(taken)
 
 
-def test_what_captures_a_stream_takes_a_frame_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory and constants are there; the capture's own stream runs nothing."""
-    fast = ladder.compile(lambda x: torch.softmax(x.sin().sum(0, keepdim=True) * x, -1))
-    with torch.no_grad():
+@torch.no_grad()
+def test_what_a_program_records_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two graphs of a program may be replayed side by side, and after the plan's own memory was replaced."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x.sin() @ torch.arange(25, dtype=x.dtype).view(5, 5).cos(), -1)
+
+    fast = ladder.compile(program)
+    for _ in range(2):
         fast(torch.randn(3, 5))
     frames = fast.models[0].executable._frames
     (warm,) = frames
-    monkeypatch.setattr(Frames, "_stream", lambda self: 7)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(frames.owner, "where", torch.device("cuda"))
-    idle, taken = frames.take()
-    assert taken is warm
-    idle.append(taken)
-    assert frames._idle[0] == [warm]
+    monkeypatch.setattr(type(frames.owner), "is_recorded", lambda self: True)
+    (idle, one), (_, two) = frames.take(), frames.take()
+    assert len({id(frame) for frame in (warm, one, two)}) == 3
+    assert not idle
+    assert [*frames] == [warm]
+    made = [*map(id, frames.owner.constants.values())]
+    assert made
+    assert all({*made} <= {*map(id, frame.memory.slots)} for frame in (warm, one, two))

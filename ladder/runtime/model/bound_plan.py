@@ -68,6 +68,8 @@ class BoundPlan:
         self.arguments = CallArguments(self.changed, are_open=bool(self.names))
         self.owned: dict[str, torch.Tensor] = {}
         """Input of the graph -> tensor that every call brings, as `own` was told."""
+        self.constants: dict[str, Any] = {}
+        """Value that no call changes -> tensor, as the first frame has computed it."""
         self.in_order: dict[Any, torch.Tensor] = {}
         """(Input of the graph that stays, how it is stored) -> the matrix in panels, for row kernels."""
         self.layers: dict[str, tuple[Any, ...]] = {}
@@ -78,6 +80,10 @@ class BoundPlan:
     def operator(self, request: str) -> CompiledGemm:
         """Return the kernels of a quantized product."""
         return self.operators.get(request) or compiled(request, self.where)
+
+    def is_recorded(self) -> bool:
+        """Tell whether what this thread launches goes into a CUDA graph."""
+        return self.where.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def own(self, first: int, stored: Sequence[torch.Tensor | None]) -> None:
         """Take the tensors that follow the first arguments of every call: constants, if nothing is written.

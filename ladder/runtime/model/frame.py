@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -151,17 +150,18 @@ class Frames:
         self._idle: dict[int, list[Frame]] = {}
 
     def take(self) -> tuple[list[Frame], Frame]:
-        """Return a frame, and the list to which it goes back; what captures a stream takes any."""
+        """Return a frame, and the list to which it goes back.
+
+        A CUDA graph that the program records gets a frame that no call uses later: its memory is the graph's,
+        which may be replayed beside other work.
+        """
+        if self.owner.is_recorded():
+            return [], Frame(self.owner)
         idle = self._idle.setdefault(self._stream(), [])
         try:
             return idle, idle.pop()
-        except IndexError:
-            pass
-        if self.owner.where.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            for other in [*self._idle.values()]:
-                with suppress(IndexError):  # another thread was quicker
-                    return other, other.pop()
-        return idle, Frame(self.owner)
+        except IndexError:  # all of them work
+            return idle, Frame(self.owner)
 
     def __len__(self) -> int:
         return sum(map(len, self._idle.values()))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ladder.runtime.model.binders import BINDERS
+from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.workspace import Bound, Workspace
 from ladder.runtime.snapshot import Snapshot, identical
 from ladder.runtime.threads import keep_apart
@@ -99,17 +100,34 @@ class Steps:
 
     def _bound(self, moving: set[str]) -> list[tuple[Bound, tuple[int, ...]]]:
         memory, plan = self.memory, self.owner.plan
-        found = []
+        found, computed = [], False
         for number, step in enumerate(plan.steps):
-            bound = BINDERS[step.part.kind](memory, step)
-            if bound is None:
-                continue
             if step.constant:
-                bound(memory.slots)
-                continue
-            self.numbers.append(number)
-            found.append((bound, tuple(self._dead(number, moving))))
+                computed |= self._settle(step)
+            elif (bound := BINDERS[step.part.kind](memory, step)) is not None:
+                self.numbers.append(number)
+                found.append((bound, tuple(self._dead(number, moving))))
+        if computed and not self.owner.is_recorded():
+            self._keep_constants()
         return found
+
+    def _settle(self, step: PlanStep) -> bool:
+        """Put what a constant step makes into its slots; tells whether it had to be computed."""
+        memory, values = self.memory, step.part.outputs
+        if known := all(value in self.owner.constants for value in values):
+            for value in values:
+                memory.slots[memory.slot[value]] = self.owner.constants[value]
+        elif (bound := BINDERS[step.part.kind](memory, step)) is not None:
+            bound(memory.slots)
+        return not known
+
+    def _keep_constants(self) -> None:
+        """Let other frames, which may work in other streams, use the constants of this one."""
+        memory, steps = self.memory, self.owner.plan.steps
+        if self.owner.where.type == "cuda":
+            torch.cuda.current_stream(self.owner.where).synchronize()
+        values = [value for step in steps if step.constant for value in step.part.outputs]
+        self.owner.constants.update((value, memory.slots[memory.slot[value]]) for value in values)
 
     def _dead(self, number: int, moving: set[str]) -> set[int]:
         """Return the slots that nothing reads after a step, and that are not to stay as they are."""
