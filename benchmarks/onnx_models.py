@@ -210,11 +210,13 @@ def judged(
     return {**row, "result": "right" if own <= LIMIT else "near" if own <= FACTOR * max(others) else "wrong"}
 
 
-def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Return the least milliseconds of processor time of each call, in turns, for `SECONDS` or more.
+def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int, threads: int = 1) -> dict[str, float]:
+    """Return the least milliseconds of each call, in turns, for `SECONDS` or more.
 
-    A turn is one call, or as many as the clock of processes resolves.
+    Those of processor time; of several threads, which wait for each other at work, those of the wall clock. A
+    turn is one call, or as many as the clock of processes resolves.
     """
+    clock = time.process_time if threads == 1 else time.perf_counter
     least = dict.fromkeys(calls, float("inf"))
     shortest = min(seconds(call, 1, time.perf_counter) for call in calls.values())
     number = ceil(STEPS * clock_step() / shortest)
@@ -222,7 +224,7 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str
     while rounds > 0 or time.perf_counter() < until:
         rounds -= 1
         for name, call in calls.items():
-            least[name] = min(least[name], seconds(call, number) / number * 1e3)
+            least[name] = min(least[name], seconds(call, number, clock) / number * 1e3)
     return {f"{name} ms": value for name, value in least.items()}
 
 
@@ -277,7 +279,7 @@ def row_of(path: Path, root: Path, threads: int, rounds: int, fixed: bool) -> di
     results = found if isinstance(found, tuple) else (found,)
     row |= judged(path, given, results, wanted)
     calls = {"ladder": lambda: fast(**values), "onnxruntime": lambda: session.run(None, given)}
-    return {**row, **interleaved(calls, rounds)}
+    return {**row, **interleaved(calls, rounds, threads)}
 
 
 def rows(root: Path, chosen: Any) -> Iterator[dict[str, Any]]:

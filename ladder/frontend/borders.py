@@ -7,6 +7,8 @@ from typing import Any
 
 from ladder.frontend.importer import Importer, attribute
 from ladder.frontend.onnx_call import Call
+from ladder.ir.extents import total
+from tile_types.tile import Tile
 
 Ends = tuple[str | None, str | None]
 
@@ -86,12 +88,25 @@ def padded(call: Call) -> Any:
         return None
     amounts = [(axis, max(before, 0), max(after, 0)) for axis, before, after in amounts]
     if mode in BORDERS:
-        return bordered(call.im, inside, BORDERS[mode], amounts)
+        found = bordered(call.im, inside, BORDERS[mode], amounts)
+        return _by_torch(call, inside, mode, amounts) if found is None else found
     low, high = [0] * rank, [0] * rank
     for axis, before, after in amounts:
         low[axis], high[axis] = before, after
     number = attribute(call.given.get("value") or call.number(2) or 0, call.ttype(0))
     return call.im.g.add("pad", inside, low=tuple(low), high=tuple(high), value=number)
+
+
+def _by_torch(call: Call, inside: str, mode: bytes, amounts: Sequence[tuple[int, int, int]]) -> str:
+    """Let torch pad, by amounts that no call reads again: those of versions before 11 are attributes."""
+    shape, pads = list(call.im.shape(inside)), [0] * (2 * len(call.shape(0)))
+    for axis, before, after in amounts:
+        pads[axis], pads[axis + len(shape)] = before, after
+        shape[axis] = total((shape[axis], before, after))
+    attributes = (("mode", mode.decode()), ("pads", tuple(pads)))
+    keywords = (("attributes", attributes), ("domain", ""), ("version", 2))
+    tile = Tile(call.im.tile(inside).ttype, tuple(shape))
+    return call.im.call("onnx.Pad", (("%", 0),), keywords, [inside], [tile]).values[0]
 
 
 def _cut(call: Call, amounts: Sequence[tuple[int, int, int]]) -> str | None:

@@ -101,19 +101,26 @@ class Flow:
     def add(self, stage: NodeStage, values: dict[str, Any], tensor: Tensor) -> None:
         """Add a node as a stage; ``values`` are those of the model so far, by name."""
         for name in stage.reads:
-            self.expose(name, values[name], tensor)
+            if not self._is_there(name, values[name]):
+                self.expose(name, values[name], tensor)
         if any(name in self.piece.wanted for name in stage.reads):
             self.stages.append(stage)
             self._close(values)
         else:
             self.stages.insert(len(self.stages) - 1, stage)
 
+    def _is_there(self, name: str, value: Any) -> bool:
+        """Tell whether a value of the plan in the making is what the call brings under that name."""
+        return isinstance(value, str) and self.piece.entered.get(name) == value
+
     def _close(self, values: dict[str, Any]) -> None:
         """End the plan in the making: its values are those of the call from here on."""
         before, self.piece = self.piece, self._next_piece()
         for name, value in values.items():
             if isinstance(value, str):
-                values[name] = LateOfPiece(name, info_of_tile(before.im.tile(value)), before, value)
+                info = info_of_tile(before.im.tile(value))
+                there = before.entered.get(name) == value
+                values[name] = Late(name, info) if there else LateOfPiece(name, info, before, value)
 
     def called(self, name: str, value: Any, version: int) -> Any:
         """Return a value under a name that later stages can ask for."""

@@ -1,7 +1,8 @@
-"""Operands that broadcast only while a size keeps to a limit, such as a table of positions cut to a length.
+"""Operands that fit only while sizes keep to limits, such as a table of positions cut to a length.
 
 A table of 512 rows cut to ``S`` rows has ``min(S, 512)`` of them. It broadcasts with ``S`` rows where ``S``
-is at most 512, and with no more: so it has ``S`` rows, and each call is checked to keep to that.
+is at most 512, and with no more: so it has ``S`` rows, and each call is checked to keep to that. What is
+joined has the same extents but along one axis, however they are written: a call is checked for that too.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ def met(call: Call) -> Call | None:
 
     The limits that this needs are added to the plan's.
     """
+    if call.node.op_type == "Concat":
+        return _alike(call)
     if call.node.op_type not in BROADCAST:
         return None
     shapes = [call.shape(at) for at in range(len(call.inputs))]
@@ -57,6 +60,30 @@ def met(call: Call) -> Call | None:
                 continue
             inputs[at] = _shown(call, inputs[at], -1 - axis, whole)
             call.piece.limits.append((whole, limit_of(extent, whole) or 0))
+            changed = True
+    return replace(call, inputs=tuple(inputs)) if changed else None
+
+
+def _alike(call: Call) -> Call | None:
+    """Return a call whose operands have the same extents but along the axis that joins them.
+
+    None if they have, or if two known extents differ.
+    """
+    shapes = [call.shape(at) for at in range(len(call.inputs))]
+    rank = len(shapes[0])
+    if any(len(shape) != rank for shape in shapes):
+        return None
+    inputs, changed = list(call.inputs), False
+    for axis in set(range(rank)) - {call.given["axis"] % rank}:
+        extents = dict.fromkeys(shape[axis] for shape in shapes)
+        extent = min(extents, key=lambda extent: (not isinstance(extent, int), len(str(extent))))
+        for at, shape in enumerate(shapes):
+            if shape[axis] == extent:
+                continue
+            if isinstance(shape[axis], int):
+                return None
+            inputs[at] = _shown(call, inputs[at], axis, extent)
+            call.piece.limits += [(shape[axis], extent), (extent, shape[axis])]
             changed = True
     return replace(call, inputs=tuple(inputs)) if changed else None
 

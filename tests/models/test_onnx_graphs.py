@@ -15,7 +15,8 @@ import torch
 import ladder
 from benchmarks.onnx_suite import without_kernels
 from ladder.runtime.model import build
-from ladder.runtime.model.staged import IfStage, StagedModel
+from ladder.runtime.model.staged import IfStage, PlanStage, StagedModel
+from tile_types.errors import DTypeError, ShapeError
 
 MODELS = {
     "a loop that hands a matrix on": """
@@ -118,6 +119,65 @@ def test_a_branch_is_a_model_for_the_shapes_that_it_is_first_given() -> None:
     assert not second.models
     assert torch.equal(general(n=torch.tensor(3), x=torch.ones(3, 4)), torch.ones(3, 4).exp())
     assert first.of([x] * len(first.names)) is model
+
+
+def test_plans_do_not_hand_back_what_the_call_brings() -> None:
+    """A branch and a later plan read an input that the first plan reads too."""
+    listed = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 21]>
+        reads (float[2, 4] x) => (float[2, 4] y, float[2, 4] x, float[] s) <float zero = {0}> {
+            s = ReduceSum <keepdims = 0> (x)
+            more = Greater(s, zero)
+            b = If(more) <
+                then_branch = yes () => (float[2, 4] t) { t = Exp(x) },
+                else_branch = no () => (float[2, 4] e) { e = Neg(x) }
+            >
+            y = Mul(b, x)
+        }""")
+    fast = ladder.compile(listed)
+    general = fast.on("cpu")
+    assert isinstance(general, StagedModel)
+    plans = [stage for stage in general.stages if isinstance(stage, PlanStage)]
+    assert [("x" in plan.reads, "x" in plan.writes) for plan in plans] == [(True, False)] * 2
+    for x in (torch.ones(2, 4), -torch.ones(2, 4), torch.ones(2, 4)):
+        y, same, total = fast(x)
+        torch.testing.assert_close(y, (x.exp() if total > 0 else -x) * x)
+        assert torch.equal(same, x)
+
+
+def test_stages_take_what_is_like_a_call_before_and_refuse_what_is_not() -> None:
+    fast = ladder.compile(onnx.parser.parse_model(MODELS["branches of different ranks"]))
+    x, many = torch.randn(2, 4), torch.tensor(3)
+    for given in (x, x, x.numpy(), x, x.numpy()):
+        torch.testing.assert_close(fast(n=many, x=given), x.exp())
+    for wrong, error in ((x.double(), DTypeError), (x[:, :3], ShapeError), (x.numpy()[0], ShapeError)):
+        with pytest.raises(error, match="'x'"):
+            fast(n=many, x=wrong)
+    torch.testing.assert_close(fast(n=many, x=x), x.exp())
+
+
+@pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
+@pytest.mark.parametrize("version", [10, 17, 21])
+def test_pads_of_open_sizes_are_read_once(mode: str, version: int) -> None:
+    """Borders wider than what they repeat too, which only a call shows; `wrap` is new in version 19."""
+    if mode == "wrap" and version < 19:
+        pytest.skip("the standard has no such mode")
+    stored, operands, stated = "<int64[4] p = {0, 2, 3, 4}>", "e, p", ""
+    if version < 11:
+        stored, operands, stated = "", "e", ", pads = [0, 2, 3, 4]"
+    listed = onnx.parser.parse_model(f"""
+        <ir_version: 5, opset_import: ["" : {version}]>
+        pads (float[a, b] x) => (float[c, d] y) {stored} {{
+            e = Exp(x)
+            y = Pad <mode = "{mode}"{stated}> ({operands})
+        }}""")
+    fast = ladder.compile(listed)
+    (stage,) = [step for step in fast.whole("cpu").steps.steps if "call" in step.part.operators]
+    assert len(stage.part.inputs) == 1
+    for rows, columns in ((5, 7), (5, 7), (5, 7), (3, 2), (1, 1), (2, 3)):
+        x = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+        wanted = np.pad(np.exp(x), [(0, 3), (2, 4)], mode)
+        np.testing.assert_allclose(fast(torch.from_numpy(x)), wanted, rtol=1e-6)
 
 
 def test_a_result_that_is_listed_twice_is_returned_twice() -> None:

@@ -38,6 +38,31 @@ def test_a_table_cut_to_a_length_is_one_plan_up_to_its_rows() -> None:
         fast(torch.randn(2, 6, 2))
 
 
+PYRAMID = """
+    <ir_version: 10, opset_import: ["" : 21]>
+    joins (float[B, 2, H] x) => (float[B, 4, R] y) <float[3] twice = {1, 1, 2}> {
+        half = MaxPool <kernel_shape = [2], strides = [2], pads = [0, 1]> (x)
+        quarter = MaxPool <kernel_shape = [2], strides = [2], pads = [0, 1]> (half)
+        large = Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"
+            > (quarter, , twice)
+        y = Concat <axis = 1> (large, half)
+    }"""
+
+
+def test_levels_of_a_pyramid_are_joined_in_a_plan_where_they_meet() -> None:
+    """``2*ceil(H/4)`` is ``ceil(H/2)`` of some sizes only: of others no one can join them."""
+    fast = ladder.compile(onnx.parser.parse_model(PYRAMID))
+    assert "onnx.Concat" not in fast.plan()
+    assert "node" not in fast.plan()
+    for batch, high in [(1, 8), (2, 3), (1, 4), (1, 8), (3, 12), (1, 7)]:
+        x = torch.randn(batch, 2, high)
+        half = torch.nn.functional.max_pool1d(x, 2, 2, ceil_mode=True)
+        large = torch.nn.functional.max_pool1d(half, 2, 2, ceil_mode=True).repeat_interleave(2, 2)
+        assert torch.equal(fast(x), torch.cat([large, half], 1))
+    with pytest.raises(ShapeError, match="this call has 4 and 3"):
+        fast(torch.randn(1, 2, 5))
+
+
 @pytest.mark.parametrize(
     ("extent", "whole", "limit"),
     [

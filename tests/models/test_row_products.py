@@ -235,6 +235,32 @@ def test_windows_of_images_of_open_sizes() -> None:
 
 
 @needs_vectors
+def test_tiles_of_images_of_open_sizes() -> None:
+    """One tile is multiplied as it is, more by Winograd's products; parts of tiles lie beyond the image."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 24, 1), nn.ReLU(), nn.Conv2d(24, 40, 3, padding=1), nn.ReLU()).eval()
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for batch, high, wide in (
+            (1, 9, 9),
+            (1, 2, 2),
+            (1, 1, 1),
+            (1, 2, 1),
+            (2, 2, 2),
+            (1, 3, 2),
+            (1, 6, 17),
+        ):
+            for scale in (1.0, float("inf")):
+                x = torch.randn(batch, 16, high, wide)
+                x[-1, 3, 0, 0] *= scale
+                found, expected = fast(x), model(x)
+                assert torch.equal(found.isfinite(), expected.isfinite())
+                same = expected.isfinite()
+                assert close(found[same], expected[same], 216)
+    assert not fast.refused
+
+
+@needs_vectors
 @pytest.mark.parametrize("lasting", [True, False])
 def test_one_convolution_of_images_of_many_sizes(lasting: bool) -> None:
     """Winograd's products serve a weight's large images, other products the small ones."""

@@ -300,8 +300,8 @@ class Gather:
     def steps(self, first: Expr, rows: int, step: Step) -> None:
         """Emit ``step(number, one element per row)`` for every element of the windows."""
         begins = v.scratch(rows, "int32")
-        for row in range(rows):
-            b.store(begins, self.begin(first + row), row)
+        for row, begin in enumerate(self.begins(first, rows)):
+            b.store(begins, begin, row)
         (taps_down, taps_across), (down, across) = self.windows.kernel, self.windows.dilation
         with b.loop(taps_down) as r, b.loop(taps_across) as s:
             tap = b.bind(r * (down * self.line) + s * (across * self.channels))
@@ -309,6 +309,10 @@ class Gather:
             first_number = b.bind((r * taps_across + s) * self.channels)
             for c in self.nest.unrolled(self.channels, rows):
                 step(first_number + c, [self.x[at + c] for at in begin])
+
+    def begins(self, first: Expr, rows: int) -> list[Expr]:
+        """Return where the windows of some rows begin."""
+        return [self.begin(first + row) for row in range(rows)]
 
     def begin(self, number: Expr) -> Expr:
         """Return where the window of a row begins."""

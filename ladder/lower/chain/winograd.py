@@ -36,6 +36,9 @@ CACHED = 1 << 15
 MOST_TILES = 48
 """Tiles of a block at most."""
 
+FEWEST = 1
+"""Tiles of a block that are multiplied as they are: the 16 matrices would be read for too little."""
+
 
 def inward(d: Sequence[Expr]) -> Sequence[Expr]:
     """Return ``B' d`` of four elements along an axis."""
@@ -63,6 +66,12 @@ class Tiles(Gather):
         column, rest = tirx.floormod(number, self.across), tirx.floordiv(number, self.across)
         row, image = tirx.floormod(rest, self.down), tirx.floordiv(rest, self.down)
         return b.bind(image), b.bind(row * STEP), b.bind(column * STEP)
+
+    def begins(self, number: Expr, rows: int) -> list[Expr]:
+        """Return where the windows of a tile's results begin, row by row: the copy has all of them."""
+        image, down, across = self.place(number)
+        corner = b.bind((image * self.rows + down) * self.line + across * self.channels)
+        return [corner + at // STEP * self.line + at % STEP * self.channels for at in range(rows)]
 
 
 class WinogradNest(RowNest):
@@ -98,20 +107,21 @@ class WinogradNest(RowNest):
         turned = v.scratch(PLACES * self.tiles * self.channels, "float32")
         sums = v.scratch(PLACES * self.tiles * self.width, "float32")
         results = v.scratch(self.tiles * STEP * STEP * self.width, "float32")
-        with b.loop(count) as tile:
+        with b.when(count > FEWEST), b.loop(count) as tile:
             self.turn(tiles, turned, first + tile, tile)
         with self.loop(self.panels) as panel:
-            groups = tirx.floordiv(count + self.size - 1, self.size)
-            with b.loop(PLACES) as place, b.loop(groups) as group:
-                begin = b.bind(place * self.tiles + group * self.size)
-                steps = self.steps_of(turned, place)
-                self.put_into(sums, self.products(self.size, begin, panel, steps), self.size, begin)
             finite = v.scratch(self.lanes, "float32")
             b.store(finite, v.constant(0, "float32", self.lanes), v.lanes(0, self.lanes))
-            with b.loop(count) as tile, b.loop(self.vectors) as vector:
-                self.turn_back(sums, results, finite, tile, vector)
-            with b.when(self.is_broken(finite)):
-                self.each(tiles, first, count, lambda at, row: self.plain_row(tiles, results, at, row, panel))
+            with b.when(count > FEWEST):
+                groups = tirx.floordiv(count + self.size - 1, self.size)
+                with b.loop(PLACES) as place, b.loop(groups) as group:
+                    begin = b.bind(place * self.tiles + group * self.size)
+                    steps = self.steps_of(turned, place)
+                    self.put_into(sums, self.products(self.size, begin, panel, steps), self.size, begin)
+                with b.loop(count) as tile, b.loop(self.vectors) as vector:
+                    self.turn_back(sums, results, finite, tile, vector)
+            with b.when(tirx.Or(count <= FEWEST, self.is_broken(finite))), b.loop(count) as tile:
+                self.plain_tile(tiles, results, first + tile, tile, panel)
             self.each(tiles, first, count, lambda at, row: self.row_of(results, at, row, panel))
 
     def each(self, tiles: Tiles, first: Expr, count: Expr, body: Callable[[Expr, Expr], None]) -> None:
@@ -186,6 +196,8 @@ class WinogradNest(RowNest):
         bits = T.reinterpret("uint32", total[0])
         return tirx.NE(T.bitwise_and(bits, T.uint32(0x7FFFFFFF)), T.uint32(0))
 
-    def plain_row(self, tiles: Tiles, results: Any, at: Expr, row: Expr, panel: Expr) -> None:
-        """Emit one row of the product by 9 products of each channel."""
-        self.put_into(results, self.products(1, row, panel, tiles.steps), 1, at)
+    def plain_tile(self, tiles: Tiles, results: Any, number: Expr, tile: Expr, panel: Expr) -> None:
+        """Emit what one tile gives of the product by 9 products of each channel."""
+        count = STEP * STEP
+        found = self.products(count, number, panel, tiles.steps)
+        self.put_into(results, found, count, tile * count)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -35,6 +34,8 @@ class Executable:
         self.bound = bound
         self.read = reader(tuple(bound.places.values()))
         self._results = [result_of(item, bound.names, None) for item in bound.results]
+        self._as_computed = bound.results == (*range(len(bound.plan.outputs)),)
+        """Whether the results are the graph's outputs, in order."""
         self._only_reads = self.where.type != "cuda" and not bound.arguments.written
         self._fitting: dict[tuple[Any, ...], Sizes | None] = {}
         """Types, shapes and dtypes of arguments that fitted -> the sizes that they show, as of `check`."""
@@ -42,7 +43,7 @@ class Executable:
         """Position of the last argument that shows a size."""
         self._frames = Frames(bound)
         self._lock = renewed(threading.Lock())
-        self._cast = torch._C._DisableAutocast if torch._C._is_any_autocast_enabled() else nullcontext
+        self._casts = torch._C._is_any_autocast_enabled()
         """What conversions a plan has are its own steps: autocast would add some in its steps of torch."""
 
     @property
@@ -89,19 +90,25 @@ class Executable:
         idle, frame = self._frames.take()
         try:
             sizes = self.read(values) if sizes is None else sizes
-            with self._cast():
+            if self._casts:
+                with torch._C._DisableAutocast():
+                    found = frame.call(values, sizes, generation)
+            else:
                 found = frame.call(values, sizes, generation)
         finally:
             idle.append(frame)
         if self.bound.changed:
             torch.autograd.graph.increment_version([given[at] for at in self.bound.changed])
-        return tuple(result(given, found, sizes) for result in self._results)
+        if self._as_computed:
+            return tuple(found)
+        return tuple([result(given, found, sizes) for result in self._results])
 
     def gives(self, parts: Mapping[int, ArgumentPart]) -> None:
         """Let results be arguments that are written, or parts of them, by number of the result."""
         self._results = [
             result_of(item, self.bound.names, parts.get(at)) for at, item in enumerate(self.bound.results)
         ]
+        self._as_computed = self._as_computed and not parts
         whole = {at for at, part in parts.items() if part.steps is None}
         read = (item for at, item in enumerate(self.bound.results) if at not in whole)
         self.bound.wanted = frozenset(item for item in read if isinstance(item, int))

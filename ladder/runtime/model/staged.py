@@ -144,11 +144,24 @@ class StagedModel:
         """
         if arguments or named.keys() != self.inputs.keys():
             named = by_name(self.names, arguments, named)
-        return self.of({name: given_value(value) for name, value in named.items()})
+        seen = self._seen(named)
+        if seen in self._tensors:
+            return self._run(named)
+        given = {name: given_value(value) for name, value in named.items()}
+        found = self.of(given)
+        if all(given[name] is value for name, value in named.items()):
+            self._remember(self._tensors, seen)
+        return found
 
     def of(self, given: Mapping[str, Any]) -> Any:
         """Run, as a call does, with values by name."""
-        self._check(given)
+        seen = self._seen(given)
+        if seen not in self._fitting:
+            require_wanted(self.inputs, given)
+            self._remember(self._fitting, seen)
+        return self._run(given)
+
+    def _run(self, given: Mapping[str, Any]) -> Any:
         values = {**self.stored, **given}
         for stage, dead in self._order:
             stage.run(values)
@@ -176,14 +189,18 @@ class StagedModel:
         """Types and shapes of inputs that fitted."""
         return set()
 
-    def _check(self, values: Mapping[str, Any]) -> None:
-        seen = tuple([_form(values[name]) for name in self.names])
-        if seen in self._fitting:
-            return
-        require_wanted(self.inputs, values)
-        if len(self._fitting) >= MOST_FITTING:
-            self._fitting.clear()
-        self._fitting.add(seen)
+    @cached_property
+    def _tensors(self) -> set[tuple[Any, ...]]:
+        """Those of them that are values as they are given."""
+        return set()
+
+    def _seen(self, values: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple([_form(values[name]) for name in self.names])
+
+    def _remember(self, known: set[tuple[Any, ...]], seen: tuple[Any, ...]) -> None:
+        if len(known) >= MOST_FITTING:
+            known.clear()
+        known.add(seen)
 
     @property
     def graph(self) -> Graph:

@@ -226,15 +226,21 @@ def _tensor_scatter(op: Operation, cache: Any, update: Any, starts: Any = None) 
 
 
 def _pad(op: Operation, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
-    amounts = op.axes(pads, "pads") or op.axes(None, "paddings") or []
-    chosen = [axis % x.ndim for axis in op.axes(axes) or range(x.ndim)]
     mode = op.get("mode", "constant")
     fill = value.reshape(()).item() if value is not None else op.get("value", 0.0)
-    low, high = amounts[: len(chosen)], amounts[len(chosen) :]
-    for axis, before, after in zip(chosen, low, high, strict=True):
-        if before or after:
-            x = _padded_axis(x, axis, before, after, mode, fill)
+    are_stated = pads is None and axes is None
+    amounts = op.once(lambda: _amounts(op, x.ndim)) if are_stated else _amounts(op, x.ndim, pads, axes)
+    for axis, before, after in amounts:
+        x = _padded_axis(x, axis, before, after, mode, fill)
     return x
+
+
+def _amounts(op: Operation, rank: int, pads: Any = None, axes: Any = None) -> list[tuple[int, int, int]]:
+    """Return each axis that is padded, and by how much before and behind it."""
+    amounts = op.axes(pads, "pads") or op.axes(None, "paddings") or []
+    chosen = [axis % rank for axis in op.axes(axes) or range(rank)]
+    low, high = amounts[: len(chosen)], amounts[len(chosen) :]
+    return [found for found in zip(chosen, low, high, strict=True) if found[1] or found[2]]
 
 
 def _padded_axis(x: Any, axis: int, before: int, after: int, mode: str, fill: Any) -> Any:
