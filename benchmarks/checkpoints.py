@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 
 from benchmarks.harness import write_record
 from ladder.formats.gguf_blocks import BLOCKS
+from tile_types import get_type
 
 SHAPES = {
     "self_attn.q_proj": (4096, 4096),
@@ -66,10 +67,29 @@ def fp8(n: int, k: int) -> Arrays:
     return {"weight": codes, "weight_scale_inv": torch.rand(n // 128, k // 128)}
 
 
+def mxfp4(n: int, k: int) -> Arrays:
+    return {
+        "weight_packed": words(n, k // 8).view(torch.uint8),
+        "weight_scale": torch.randint(118, 128, (n, k // 32)).to(torch.uint8),
+    }
+
+
+def nf4(n: int, k: int) -> Arrays:
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": [n, k]}
+    return {
+        "weight": words(n * k // 8, 1).view(torch.uint8).reshape(-1, 1),
+        "weight.absmax": torch.rand(n * k // 64),
+        "weight.quant_map": torch.from_numpy(get_type("nf4").values().astype("float32")),
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode())).byte(),
+    }
+
+
 CONFIGS: dict[str, tuple[Callable[[int, int], Arrays], dict[str, object]]] = {
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP}),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP}),
     "pack-quantized": (packed, {"quant_method": "compressed-tensors"}),
+    "mxfp4": (mxfp4, {"quant_method": "compressed-tensors"}),
+    "nf4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "fp8-blocks": (fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
 }
 """Format -> what makes a layer's arrays, and the configuration."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ladder.formats.repack import changed
+from ladder.runtime.threads import torch_together
 from tile_types.packing import is_dense, pack_codes, unpack_codes
 
 if TYPE_CHECKING:
@@ -26,7 +28,8 @@ def by_rows(
     step = max(1, CHUNK_CODES // count)
     if len(array) <= step:
         return function(array)
-    return torch.cat([function(array[first : first + step]) for first in range(0, len(array), step)])
+    with torch_together():
+        return torch.cat([function(array[first : first + step]) for first in range(0, len(array), step)])
 
 
 def repacked(
@@ -116,13 +119,9 @@ def flipped(storage: torch.Tensor, bits: int) -> torch.Tensor:
     storage: uint8.
     bits: Width of a code: 1, 2, 4 or 8.
     """
-    import torch
-
-    if storage.shape[-1] % 8 or not storage.is_contiguous() or storage.storage_offset() % 8:
-        return (storage.view(torch.int8) ^ sign_bits(bits, 8)).view(storage.dtype)
-    return (storage.view(torch.int64) ^ sign_bits(bits, 64)).view(storage.dtype)
+    return changed(storage, sign_bits(bits, 8) & 0xFF)
 
 
 def swapped_nibbles(octets: torch.Tensor) -> torch.Tensor:
     """Exchange the halves of bytes: first code high becomes first code low."""
-    return octets << 4 | octets >> 4
+    return changed(octets, 0, swaps=True)

@@ -28,6 +28,7 @@ from ladder.formats.files import Arrays, MappedFile, Stored, read_json, read_saf
 from ladder.formats.gguf import SPLIT, read_gguf
 from ladder.formats.layer import GENERIC, SCALES, Format, Layer, Loaded, Shape
 from ladder.formats.pickled import read_pickled
+from ladder.runtime.threads import kernels_alone
 from tile_types.errors import (
     CacheError,
     CheckpointError,
@@ -150,7 +151,8 @@ class Checkpoint(Mapping[str, "Loaded"]):
         """
         import torch
 
-        with torch.device("cpu"):  # whatever the default device is, such as meta while a model is built
+        # The default device may be meta while a model is built.
+        with torch.device("cpu"), kernels_alone():
             if name in self.layers:
                 form, layer = self.layers[name]
                 return self._guarded(name, lambda: form.read(layer))

@@ -13,6 +13,12 @@ from tile_types.stored_blocks import Factors, StoredBlocks
 if TYPE_CHECKING:
     import torch
 
+LINE = 64
+"""Bytes that kernels write at a time."""
+
+SMALL = 1 << 18
+"""Bytes below which no kernel is built to change them: calls of torch take less time than that."""
+
 
 def taken_apart(
     name: str,
@@ -80,6 +86,28 @@ def transposed_nibbles(words: torch.Tensor, order: Sequence[int], flip: int = 0)
     kernel = native.entry("repack", "transposed_nibbles")
     kernel(_number(flip), torch.tensor(order, dtype=torch.int32), words.contiguous(), result)
     return result
+
+
+def changed(octets: torch.Tensor, flip: int, *, swaps: bool = False) -> torch.Tensor:
+    """Invert bits of each byte, after its halves are exchanged if so told.
+
+    octets: uint8 of any shape.
+    flip: The bits, 0 to 255.
+    """
+    import torch
+
+    lies = octets.is_contiguous() and octets.data_ptr() % 4 == 0 and octets.numel() % LINE == 0
+    if not lies or octets.numel() < SMALL:
+        turned = octets << 4 | octets >> 4 if swaps else octets
+        return turned ^ flip if flip else turned
+    words = octets.reshape(-1).view(torch.int32).view(-1, LINE // 4)
+    result = empty(*words.shape, dtype=torch.int32)
+    kernel = native.entry("repack", "changed_words", swaps)
+    told = _number(int.from_bytes(4 * bytes([flip]), "little", signed=True))
+    step = native.MOST_BYTES // LINE
+    for first in range(0, len(words), step):
+        kernel(told, words[first : first + step], result[first : first + step])
+    return result.view(torch.uint8).view(octets.shape)
 
 
 def _number(value: int) -> torch.Tensor:

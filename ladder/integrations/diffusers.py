@@ -38,6 +38,7 @@ from ladder.integrations.loading import (
     require_shape,
     settling,
 )
+from ladder.runtime.threads import kernels_alone
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, DeviceError, LadderError
 
@@ -162,6 +163,7 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
             error.add_note(f"while quantizing {name}")
             raise
 
+    @kernels_alone()
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         _, options = self.quantization_config.split()
         while self.held:

@@ -59,6 +59,7 @@ from ladder.integrations.loading import (
     settling,
 )
 from ladder.integrations.transformers_plan import LayerPlan
+from ladder.runtime.threads import kernels_alone
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, DeviceError, LadderError
 
@@ -295,6 +296,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
                     f" embedding or expert of {type(model).__name__}"
                 )
 
+    @kernels_alone()
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
         _, options = self.quantization_config.split()
         dtype = getattr(getattr(model, "config", None), "dtype", None) or torch.get_default_dtype()

@@ -6,7 +6,8 @@ code that torch's own compiler generates calls what is below them; so do plans, 
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import math
 import mmap
 from collections.abc import Callable
 from functools import cache, partial
@@ -77,13 +78,16 @@ def _through_dispatcher(
 
 
 def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return an array of a CPU's memory that was not written."""
+    """Return an array of a CPU's memory that was not written; a large one goes back to the system when freed.
+
+    The C library keeps what it allocated from its heap: while a model is loaded, holes between its layers.
+    """
     import torch
 
-    result = torch.empty(shape, dtype=dtype)
-    if result.nbytes >= LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        first = -(-result.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-        count = (result.data_ptr() + result.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-        advise = ctypes.CDLL(None).madvise  # advice: nothing is lost where the system has no such pages
-        advise(ctypes.c_void_p(first), ctypes.c_size_t(count), mmap.MADV_HUGEPAGE)
-    return result
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # advice: nothing is lost where the system has no such pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.lower.cpu.pack import Recoding, offset_of, packed_words, padded_codes, recoded, recoding_of
 from ladder.runtime import native
 from ladder.runtime.allocate import empty
+from ladder.runtime.threads import torch_together
 from schedules.cpu_layout import LANES, ROWS, UNIT, WIDEST, CpuLayout, PackForm, cpu_layout
 from tile_types.arrays import as_torch
 from tile_types.packing import storage_dtype, storage_extent, unpack_codes
@@ -50,8 +51,9 @@ def pack_words(layout: CpuLayout, weight: QuantizedTensor, change: Recoding) -> 
     for first in range(0, blocks, step):
         part = storage[first * ROWS : (first + step) * ROWS].contiguous()
         if not direct:
-            codes = recoded(unpack_codes(part, layout.bits, k), change)
-            part = padded_codes(layout, codes, len(codes), columns, change.fill)
+            with torch_together():
+                codes = recoded(unpack_codes(part, layout.bits, k), change)
+                part = padded_codes(layout, codes, len(codes), columns, change.fill)
         kernel(told, torch.tensor([columns], dtype=torch.int32), part, result[first : first + step])
     return result.view(blocks, units, words).view(torch.uint32)
 

@@ -139,11 +139,9 @@ def _written(path: Path, data: bytes) -> Path:
 
 def thread_count() -> int:
     """Return how many threads a CPU kernel uses: LADDER_NUM_THREADS, else torch's number; inline 1."""
-    import torch
-
     if threads.runs_inline():
         return 1
-    return knobs.settings.num_threads or int(torch.get_num_threads())
+    return knobs.settings.num_threads or threads.torch_threads()
 
 
 def _prepare_threads() -> None:

@@ -6,6 +6,8 @@ Three defaults of TVM would slow down programs that alternate its kernels with t
 * idle workers spin for about 150 ms and take cores from torch: they spin for about 1 ms here;
 * a worker that is not pinned may wake on the caller's own core and stay there: workers keep off it here.
 
+Torch's own workers spin too, many milliseconds after each operator; `kernels_alone` leaves them asleep.
+
 A forked child has none of its parent's threads. Where the thread that forked had workers, kernels and torch's
 operators run inline in the child, in the thread that calls them; else the child starts workers of its own.
 Such a child may end by ``os._exit``, as multiprocessing's do, or as any other process: see `_leave_pool`.
@@ -16,6 +18,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,10 +67,16 @@ _callers = _Callers()
 
 @dataclass
 class _Process:
-    """State of this process: whether TVM's runtime is loaded, and whether kernels run inline."""
+    """State of this process.
+
+    loaded: Whether TVM's runtime is loaded.
+    inline: Whether kernels run inline.
+    held: Number of torch's threads while its operators have one (`kernels_alone`), else 0.
+    """
 
     loaded: bool = False
     inline: bool = False
+    held: int = 0
 
 
 _process = _Process()
@@ -75,6 +85,49 @@ _process = _Process()
 def runs_inline() -> bool:
     """Tell whether kernels of this process run in the thread that calls them: it was forked from workers."""
     return _process.inline
+
+
+def torch_threads() -> int:
+    """Return the number of threads that torch was told to use."""
+    import torch
+
+    return _process.held or int(torch.get_num_threads())
+
+
+@contextmanager
+def kernels_alone() -> Iterator[None]:
+    """Let kernels have all cores inside the block, and torch's operators the thread that calls them.
+
+    For small operators between kernels: each would wake torch's workers, which then spin beside the kernels'.
+    """
+    import torch
+
+    if _process.held or _process.inline:
+        yield
+        return
+    count = torch.get_num_threads()
+    _process.held = count
+    try:
+        torch.set_num_threads(1)
+        yield
+    finally:
+        _process.held = 0
+        torch.set_num_threads(1 if _process.inline else count)
+
+
+@contextmanager
+def torch_together() -> Iterator[None]:
+    """Let torch's operators have all threads for large work within `kernels_alone`."""
+    import torch
+
+    if not _process.held:
+        yield
+        return
+    torch.set_num_threads(_process.held)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
 
 
 EXIT_SECONDS = 10

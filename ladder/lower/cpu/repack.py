@@ -1,4 +1,4 @@
-"""Transpose stored words, and the nibbles in them: checkpoints whose rows lie along the inputs."""
+"""Stored words of checkpoints: transpose them, or nibbles in them, invert bits, exchange halves of bytes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,16 @@ LANES = 16
 WIDE = 64
 """Words of a row that are transposed at a time: several lines, which memory gives faster than one."""
 
-NIBBLES = 8
-"""Codes of 4 bits in a word."""
+PANEL = 1024
+"""Lines that a thread changes at a time."""
 
-ROUNDS = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F))
+NIBBLES, BITS = 8, 4
+"""Codes of a word, and the bits of each."""
+
+LOW_HALVES = 0x0F0F0F0F
+"""The lower half of each byte of a word."""
+
+ROUNDS = ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, LOW_HALVES))
 """Lines that are exchanged, and which of their nibbles, to transpose the 8 x 8 nibbles of 8 words."""
 
 
@@ -44,6 +50,33 @@ def emit_transposed_words(name: str) -> Any:
                 for at, values in enumerate(_columns(tile, start)):
                     _write_line(out, column + part * EIGHT + at, first + line * LANES, values, flip[0])
     return result.func
+
+
+def emit_changed_words(swaps: bool, name: str) -> Any:
+    """Emit ``(flip int32[1], words int32[L, 16], out int32[L, 16])``: ``out = words ^ flip``.
+
+    swaps: Whether the halves of each byte are exchanged first.
+    """
+    with b.function(name) as result:
+        lines = b.symbol("L")
+        flip = b.tensor("flip", (1,), "int32", align=4)
+        words, out = (b.tensor(s, (lines, LANES), "int32", align=a) for s, a in (("words", 4), ("out", 64)))
+        with v.helpers(v.STREAM_HELPER), v.parallel(_tiles(lines, PANEL)) as panel:
+            first = b.bind(panel * PANEL)
+            with b.loop(tirx.min(lines - first, PANEL)) as at:
+                value = words[first + at, v.lanes(0, LANES)]
+                if swaps:
+                    bits = b.bind(T.reinterpret(f"uint32x{LANES}", value))
+                    value = T.reinterpret(f"int32x{LANES}", _swapped(bits))
+                v.stream(out.ptr_to([first + at, 0]), b.bind(value ^ v.splat(flip[0], LANES)))
+    return result.func
+
+
+def _swapped(words: Expr) -> Expr:
+    """Return words with the halves of each byte exchanged."""
+    low, high = (v.shifted(words, right, "uint32", LANES) for right in (BITS, -BITS))
+    high = v.masked(high, LOW_HALVES << BITS, "uint32", LANES)
+    return T.bitwise_or(v.masked(low, LOW_HALVES, "uint32", LANES), high)
 
 
 def emit_transposed_nibbles(name: str) -> Any:
