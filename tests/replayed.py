@@ -59,7 +59,7 @@ class _Replay(Replay):
 
 
 @contextmanager
-def _recorded(graph: Any, **options: Any) -> Iterator[None]:
+def _recorded(graph: Any, where: torch.device, **options: Any) -> Iterator[None]:
     yield
 
 
@@ -70,7 +70,7 @@ def replay_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{module}.WARM", 0)
     monkeypatch.setattr(f"{module}.PAYS", 0)
     monkeypatch.setattr("torch.cuda.CUDAGraph", _Graph)
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device=None: None)
     monkeypatch.setattr(
         Executable, "_only_reads", property(lambda self: False, lambda self, value: None), raising=False
     )

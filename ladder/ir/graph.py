@@ -95,6 +95,11 @@ class Graph:
         """The input nodes in order: the graph's operands."""
         return tuple(node for node in self.nodes if node.operator == "input")
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The values that lie in memory: operands and results."""
+        return (*(node.name for node in self.inputs), *self.outputs)
+
     def producer(self, value: str) -> Node:
         """Return the node that computes a value; raises UnknownNameError."""
         try:

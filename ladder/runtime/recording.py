@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,23 +13,37 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def recorded(graph: torch.cuda.CUDAGraph, **options: Any) -> Iterator[None]:
+def recorded(
+    graph: torch.cuda.CUDAGraph, where: torch.device | None = None, **options: Any
+) -> Iterator[None]:
     """Record the launches of a block into a graph; ``options`` as of ``torch.cuda.graph``.
 
+    where: The device, by default the current one. Torch has one stream for all recordings, on the device that
+        was current in the first of them; what others launch would not be recorded.
     Raises RuntimeError if something in it cannot be recorded.
     """
     import torch
 
-    pool = torch.cuda.graph_pool_handle()
-    try:
-        with torch.cuda.graph(graph, pool, **options):
-            yield
-    except RuntimeError:
-        _end(pool)
-        raise
+    with torch.cuda.device(where):
+        pool = torch.cuda.graph_pool_handle()
+        options.setdefault("stream", _stream_of(torch.cuda.current_device()))
+        try:
+            with torch.cuda.graph(graph, pool, **options):
+                yield
+        except RuntimeError:
+            _end(pool, options["stream"])
+            raise
 
 
-def _end(pool: Any) -> None:
+@cache
+def _stream_of(device: int) -> torch.cuda.Stream:
+    """Return the stream for the recordings of a device."""
+    import torch
+
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _end(pool: Any, stream: torch.cuda.Stream) -> None:
     """End a recording that failed, which torch leaves open.
 
     Until then random numbers are those of the recording, so that all that draws some raises, and no memory
@@ -40,5 +55,5 @@ def _end(pool: Any) -> None:
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing is recorded
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
             pass

@@ -37,3 +37,15 @@ def test_results_lie_where_the_program_has_them(way, name: str) -> None:
             assert [each.device for each in found] == [each.device for each in expected]
             for one, other in zip(expected, found, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@torch.no_grad()
+def test_calls_on_several_devices_in_turn() -> None:
+    """Torch's own stream for recordings is on one device, whatever plan is recorded."""
+    fast = ladder.compile(lambda x: torch.softmax(torch.tanh(x) @ x.t(), -1).sum(0))
+    for at in range(18):
+        x = torch.randn(4 + at // 9, 8, device=("cuda:1", "cuda:0", "cpu")[at % 3])
+        torch.testing.assert_close(fast(x), torch.softmax(torch.tanh(x) @ x.t(), -1).sum(0))
+        assert torch.cuda.current_device() == 0
+    assert not fast.refused

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ladder.ir.extents import product
+from ladder.partition.subgraphs import CALLS
 from ladder.runtime.allocate import viewer
 from ladder.runtime.compile import Request, target_of
 from ladder.runtime.convolve import launch
@@ -293,3 +294,18 @@ BINDERS: Mapping[str, Callable[[Workspace, PlanStep], Bound | None]] = {
     "torch": _bind_nodes,
 }
 """Kind of part -> how it is bound to memory; None where nothing is left to do in a call."""
+
+
+def bind_by_torch(memory: Workspace, step: PlanStep) -> Bound:
+    """Return what a kernel of ours is for, computed by torch into the memory that it would write."""
+    bound = BINDERS["library" if step.part.kind in CALLS else "torch"](memory, step)
+    assert bound is not None  # such steps compute
+    writes = [(memory.slot[value], memory.target(value)) for value in step.part.outputs]
+
+    def run(slots: Slots) -> None:
+        bound(slots)
+        for place, target in writes:
+            found, slots[place] = slots[place], target()
+            slots[place].copy_(found)
+
+    return run

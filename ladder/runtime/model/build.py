@@ -16,7 +16,7 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.partition import Subgraph
 from ladder.partition.convolutions import plain_problem
-from ladder.partition.subgraphs import CALLS
+from ladder.partition.subgraphs import CALLS, COUNTING, MOST
 from ladder.runtime.build import Job, Kernel, all_built, attempt
 from ladder.runtime.compile import (
     ANY_M,
@@ -184,7 +184,9 @@ def build_kernels(
     wanted: dict[int, list[Job]] = {}
     chains = shared_chains(parts)
     for number, part in enumerate(parts):
-        if part.kind in JOBS and not is_empty(part):
+        if part.kind in COUNTING and (count := most_elements(part)) > MOST:
+            reasons[number] = f"torch's: kernels count {MOST} elements, a tensor has {count}"
+        elif part.kind in JOBS and not is_empty(part):
             try:
                 own = replace(part, graph=chains[number][0]) if number in chains else part
                 wanted[number] = JOBS[part.kind](own, device)
@@ -220,6 +222,12 @@ def _without_kernel(error: Exception) -> str:
 def demoted(part: Subgraph, reason: str) -> Subgraph:
     """Return a part as torch runs it: attention has a function there, other parts run node by node."""
     return replace(part, kind="library" if part.kind in CALLS else "torch", reason=reason)
+
+
+def most_elements(part: Subgraph) -> int:
+    """Return how many elements the largest tensor that a part reads or writes has, where that is known."""
+    counts = (product(part.graph.tile(value).shape) for value in part.graph.ends)
+    return max((count for count in counts if isinstance(count, int)), default=0)
 
 
 def is_empty(part: Subgraph) -> bool:

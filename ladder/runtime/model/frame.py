@@ -10,15 +10,12 @@ from typing import Any
 
 import torch
 
+from ladder.partition.subgraphs import COUNTING, MOST
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.graphs import Replay
 from ladder.runtime.model.sizes import Sizes, together
 from ladder.runtime.model.steps import Steps
 from ladder.runtime.model.workspace import Workspace
-from tile_types.errors import ShapeError
-
-MOST = (1 << 31) - 1
-"""Elements that 32 bits count."""
 
 STATES = 64
 """Sets of sizes whose buffers and CUDA graph a frame keeps."""
@@ -35,6 +32,7 @@ class State:
     buffers: Memory of results of open shapes, in order.
     extents: What steps ask for, as `CallSizes.known` has it.
     some_empty: Whether a value of a chain of open sizes has no elements.
+    is_beyond: Whether a tensor has more elements than kernels count: torch runs their steps.
     replay: The CUDA graph; None on CPUs, and where chains are computed by reference.
     steps: The steps for these sizes alone; None as long as those for all sizes serve.
     calls: How often the sizes were asked for.
@@ -43,6 +41,7 @@ class State:
     buffers: list[torch.Tensor]
     extents: list[tuple[int, ...]]
     some_empty: bool
+    is_beyond: bool
     replay: Replay | None
     steps: Steps | None = None
     calls: int = 0
@@ -63,6 +62,9 @@ class Frame:
         self.entered: State | None = None
         """That of the last call."""
         self.counted = together([shape for shape in shapes if 0 not in shape], names)
+        graphs = (step.part.graph for step in plan.steps if step.part.kind in COUNTING)
+        ends = dict.fromkeys(graph.tile(value).shape for graph in graphs for value in graph.ends)
+        self.limited = together([*ends], names)
         self.steps = Steps(self.memory)
         """For all sizes."""
         self.settles = bool(names) and owner.where.type == "cpu"
@@ -78,6 +80,8 @@ class Frame:
         state = self.enter(sizes)
         if state.replay is not None:
             return state.replay.run(values, generation)
+        if state.is_beyond and state.steps is None:
+            state.steps = Steps(self.memory.settled(sizes), by_torch=COUNTING)
         if state.steps is None and self.settles and not state.some_empty:
             state.calls += 1
             if state.calls >= self.enough:
@@ -105,14 +109,9 @@ class Frame:
         return state
 
     def _opened(self, sizes: Sizes) -> State:
-        """Return the state of sizes that are new.
-
-        Raises ShapeError if a chain would read or write a tensor of so many elements that 32 bits do not
-            count them.
-        """
+        """Return the state of sizes that are new."""
         elements = [*map(prod, self.counted(sizes))]
-        if max(elements, default=0) > MOST:
-            raise ShapeError(f"a tensor has more than {MOST} elements: chains of open sizes do not count on")
+        is_beyond = max(map(prod, self.limited(sizes)), default=0) > MOST
         grown = self.memory.open.grown
         buffers = self.memory.open.buffers(sizes)
         if self.memory.open.grown != grown:
@@ -120,11 +119,10 @@ class Frame:
         elif len(self.states) >= STATES:
             self.states.pop(next(iter(self.states)))
         some_empty = 0 in elements
-        replay = (
-            Replay(self.steps.run, self.owner) if self.owner.where.type == "cuda" and not some_empty else None
-        )
+        plain = not some_empty and not is_beyond
+        replay = Replay(self.steps.run, self.owner) if self.owner.where.type == "cuda" and plain else None
         extents = self.memory.now.evaluated(sizes)
-        self.states[sizes] = state = State(buffers, extents, some_empty, replay)
+        self.states[sizes] = state = State(buffers, extents, some_empty, is_beyond, replay)
         return state
 
     @property

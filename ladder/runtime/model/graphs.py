@@ -154,8 +154,8 @@ class Replay:
         self.recordings += 1
         graph = torch.cuda.CUDAGraph()
         try:
-            torch.cuda.synchronize()
-            with recorded(graph, capture_error_mode=self.mode):
+            torch.cuda.synchronize(self.owner.where)
+            with recorded(graph, self.owner.where, capture_error_mode=self.mode):
                 results = self.step_by_step(static)
         except RuntimeError as error:
             self.refused = str(error)

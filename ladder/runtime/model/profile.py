@@ -245,7 +245,7 @@ def _gpu_rounds(steps: Steps, values: Sequence[Any], rounds: int) -> list[list[f
 
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
-    with _watched(steps, watch), recorded(graph):
+    with _watched(steps, watch), recorded(graph, steps.owner.where):
         marks[0].record()
         marks.append(_mark())
         marks[1].record()

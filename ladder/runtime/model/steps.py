@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
-from ladder.runtime.model.binders import BINDERS
+from ladder.runtime.model.binders import BINDERS, bind_by_torch
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.workspace import Bound, Workspace
 from ladder.runtime.snapshot import Snapshot, identical
@@ -81,10 +81,12 @@ class Steps:
     """All steps of a plan, bound to memory: one call at a time runs them.
 
     memory: Slots and buffers.
+    by_torch: Kinds of steps that torch runs in place of our kernels.
     """
 
-    def __init__(self, memory: Workspace) -> None:
+    def __init__(self, memory: Workspace, by_torch: Collection[str] = ()) -> None:
         self.memory, self.owner = memory, memory.owner
+        self.by_torch = by_torch
         slot, plan = memory.slot, self.owner.plan
         moving = {name: at for name, at in self.owner.bindings.items() if name not in self.owner.owned}
         self.given = FrameArguments([(slot[name], at) for name, at in moving.items()], memory.plain)
@@ -99,17 +101,21 @@ class Steps:
         self.on_cpu = self.owner.where.type == "cpu"
 
     def _bound(self, moving: set[str]) -> list[tuple[Bound, tuple[int, ...]]]:
-        memory, plan = self.memory, self.owner.plan
+        plan = self.owner.plan
         found, computed = [], False
         for number, step in enumerate(plan.steps):
             if step.constant:
                 computed |= self._settle(step)
-            elif (bound := BINDERS[step.part.kind](memory, step)) is not None:
+            elif (bound := self._call_of(step)) is not None:
                 self.numbers.append(number)
                 found.append((bound, tuple(self._dead(number, moving))))
         if computed and not self.owner.is_recorded():
             self._keep_constants()
         return found
+
+    def _call_of(self, step: PlanStep) -> Bound | None:
+        kind = step.part.kind
+        return (bind_by_torch if kind in self.by_torch else BINDERS[kind])(self.memory, step)
 
     def _settle(self, step: PlanStep) -> bool:
         """Put what a constant step makes into its slots; tells whether it had to be computed."""

@@ -1,0 +1,64 @@
+"""Tensors with more elements than kernels count: torch runs those steps, the results are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import ladder
+from ladder.runtime.model import build, frame
+
+
+def normed(x: Tensor) -> Tensor:
+    return F.layer_norm(x * 2, (8,)).softmax(-1)
+
+
+def attended(x: Tensor) -> Tensor:
+    heads = x.view(-1, 2, 1, 4).transpose(0, 2)
+    return F.scaled_dot_product_attention(heads, heads, heads).flatten() + 1
+
+
+def viewed(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.tanh(x)
+    return y.t(), y[1:].sum(0), (y * 2).reshape(-1)[3:]
+
+
+def written(x: Tensor) -> Tensor:
+    return x.mul_(2).index_fill_(0, torch.tensor([0]), 1.0).sum(0)
+
+
+def numbered(x: Tensor) -> Tensor:
+    return torch.tanh(x)[torch.tensor([1, 0])].argmax(-1) + x.amax().long()
+
+
+PROGRAMS = (normed, attended, viewed, written, numbered)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@torch.no_grad()
+def test_torch_runs_what_kernels_cannot_count(
+    program: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (frame, build):
+        monkeypatch.setattr(module, "MOST", 64)
+    fast = ladder.compile(program)
+    for rows in (4, 9, 4, 12, 5, 9, 3, 12, 9):  # the first is fixed, others are open
+        x = torch.randn(rows, 8)
+        own = x.clone()
+        torch.testing.assert_close(fast(own), program(x))
+        assert torch.equal(own, x)
+    assert not fast.refused
+
+
+@torch.no_grad()
+def test_sizes_that_are_fixed_say_so_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "MOST", 64)
+    fast = ladder.compile(normed)
+    x = torch.randn(9, 8)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), normed(x))
+    assert "kernels count 64 elements, a tensor has 72" in fast.plan()
