@@ -42,6 +42,9 @@ class Registers:
 WINOGRAD_POINTS = 25
 """Numbers that Winograd's products read of each kernel of 3 x 3: these, and the 16 that they become."""
 
+SERIAL = 1 << 20
+"""Products of a kernel below which one thread does all: starting threads costs more."""
+
 LEAST_ROWS = 64
 """Rows of a product below which reading more numbers of the kernels costs what fewer products save."""
 

@@ -14,6 +14,7 @@ import hashlib
 import os
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,11 @@ def thread_count() -> int:
     if threads.runs_inline():
         return 1
     return knobs.settings.num_threads or threads.torch_threads()
+
+
+def alone(entry: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that computes in the thread that calls it: itself where kernels have one thread."""
+    return entry if thread_count() == 1 else threads.alone(entry, find_library(RUNTIME))
 
 
 def _prepare_threads() -> None:

@@ -8,6 +8,9 @@ Three defaults of TVM would slow down programs that alternate its kernels with t
 
 Torch's own workers spin too, many milliseconds after each operator; `kernels_alone` leaves them asleep.
 
+A launch waits for every worker, which on a busy machine gets a core after some milliseconds: kernels of
+little work run `alone`.
+
 A forked child has none of its parent's threads. Where the thread that forked had workers, kernels and torch's
 operators run inline in the child, in the thread that calls them; else the child starts workers of its own.
 Such a child may end by ``os._exit``, as multiprocessing's do, or as any other process: see `_leave_pool`.
@@ -18,10 +21,11 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ladder.runtime import elf
 
@@ -29,6 +33,9 @@ ENVIRONMENT = {"TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": "2000"}
 """Defaults that the pool reads when it starts; the user's own values win."""
 
 TASKS = Path("/proc/self/task")
+
+CONCURRENCY = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
+"""TVM's function that limits the threads of the calling thread's next launches; 0 lifts the limit."""
 
 BIG_CORES = 1
 """TVM's affinity mode that takes a number of threads."""
@@ -206,6 +213,26 @@ def start_workers(count: int) -> None:
         _callers.workers = Workers(os.sched_getaffinity(0) if can_place else set())
     _callers.workers.ids |= _threads() - before
     _callers.workers.avoided = -1
+
+
+def alone(entry: Callable[..., Any], runtime: Path) -> Callable[..., Any]:
+    """Return a kernel that computes in the thread that calls it, whatever its pool: nobody is waited for.
+
+    entry: The kernel.
+    runtime: TVM's library, which is loaded.
+    """
+    limit = getattr(ctypes.PyDLL(str(runtime)), CONCURRENCY, None)
+    if limit is None:
+        return entry
+
+    def run(*arguments: Any) -> None:
+        limit(1)
+        try:
+            entry(*arguments)
+        finally:
+            limit(0)
+
+    return run
 
 
 def keep_apart() -> None:

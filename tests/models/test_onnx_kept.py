@@ -36,3 +36,24 @@ def test_results_are_the_same_bit_for_bit() -> None:
     assert not same(x, torch.tensor([-0.0, torch.nan]))
     assert not same(x, (x, x))
     assert not same(x, x.double())
+
+
+def staged(path: Path, by_values: bool) -> Path:
+    """Write a model of several stages: a value counts rows, or calls alone show what broadcasts."""
+    end = "k" if by_values else "all"
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 17]>
+        cuts (float[n, 4] x, float[m, 4] z, int64[1] k) => (float[p, 4] y)
+        <int64[1] zero = {{0}}, int64[1] two = {{2}}, int64[1] all = {{9223372036854775807}}> {{
+            r = Relu(x)  s = Slice(z, zero, {end}, zero, two)  y = Add(r, s)
+        }}""")
+    onnx.save(model, path)
+    return path
+
+
+def test_a_model_that_is_one_plan_for_its_shapes_is_written_for_these(tmp_path: Path) -> None:
+    given = {"x": np.ones((3, 4), np.float32), "z": np.ones((6, 4), np.float32), "k": np.array([6])}
+    ways = ("export", "to_onnx")
+    assert kept(staged(tmp_path / "v.onnx", True), given, ways) == dict.fromkeys(ways, "stages")
+    found = kept(staged(tmp_path / "s.onnx", False), given, ways)
+    assert found == dict.fromkeys(ways, "equal, for these shapes")

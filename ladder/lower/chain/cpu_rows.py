@@ -22,7 +22,7 @@ from ladder.lower.chain.cpu_nest import CpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.cpu import vectors as v
-from schedules.row_panels import Registers
+from schedules.row_panels import SERIAL, Registers
 from tile_types.tile import Tile
 
 Step = Callable[[Expr, Sequence[Expr]], None]
@@ -50,9 +50,6 @@ LIGHT = frozenset(
     }
 )
 """Operators of one or two instructions."""
-
-SERIAL = 1 << 20
-"""Products of a kernel below which one thread does all: starting threads costs more."""
 
 
 class RowNest(CpuNest):

@@ -20,10 +20,10 @@ from tvm.script import tirx as T
 from ladder.ir.windows import Windows
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.chain.cpu_rows import SERIAL, Gather, RowNest, Step
+from ladder.lower.chain.cpu_rows import Gather, RowNest, Step
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.cpu import vectors as v
-from schedules.row_panels import WINOGRAD_POINTS, Registers
+from schedules.row_panels import SERIAL, WINOGRAD_POINTS, Registers
 
 Transform = Callable[[Sequence[Expr]], Sequence[Expr]]
 

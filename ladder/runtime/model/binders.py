@@ -131,7 +131,7 @@ def _rows_of_constants(
         Operand(outside[other], shape) for other, shape in zip(form.others, rows.flat_others, strict=True)
     ]
     x, out = Operand(outside[form.x], rows.flat_x), Operand(value, rows.flat)
-    return bind_entry(memory, entry, rows.numbers(), (x, kept[name], *beside), (out,))
+    return bind_entry(memory, rows.kernel(entry)(), rows.numbers(), (x, kept[name], *beside), (out,))
 
 
 def _bind_attention(memory: Workspace, step: PlanStep) -> Bound:

@@ -10,9 +10,11 @@ import torch
 
 from ladder.ir import evaluate
 from ladder.ir.build import bind
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.partition.scatter import numbered, written
 from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
+from ladder.runtime.model.little import kernel_of
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import evaluator
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
@@ -24,9 +26,11 @@ def bind_chain(memory: Workspace, step: PlanStep) -> Bound:
     entry: Any = memory.owner.kernels.get(step.entry)  # none where every result is known to be empty
     numbers = memory.now.numbers((*step.sizes, *step.starts))
     in_place = set(written(step.part).values())
+    elements = _elements(step.part.graph) if memory.owner.where.type == "cpu" else ()
+    kernel = kernel_of(entry, memory.now, elements, SERIAL)
     if entry is not None and not in_place and memory.settles(step):
         operands, results = map(Operand, step.part.inputs), map(Operand, step.part.outputs)
-        return bind_entry(memory, entry, numbers(), [*operands], [*results])
+        return bind_entry(memory, kernel(), numbers(), [*operands], [*results])
     reads = tuple(
         (memory.slot[value], memory.is_own(value), memory.owner.plan.tiles[value].shape == ())
         for value in step.part.inputs
@@ -48,7 +52,7 @@ def bind_chain(memory: Workspace, step: PlanStep) -> Bound:
             slots[slot] = result = target()
             results.append(result)
         if plain and entry is not None and not memory.some_empty:
-            entry(*numbers(), *operands, *results)
+            kernel()(*numbers(), *operands, *results)
             return
         if (entry is None or memory.some_empty) and not any(result.numel() for result in results):
             return
@@ -57,12 +61,21 @@ def bind_chain(memory: Workspace, step: PlanStep) -> Bound:
             given = [slots[memory.slot[value]] for value in step.part.inputs]
             by_reference(bind(step.part.graph, dict(zip(names, memory.sizes, strict=True))), given, into)
         else:
-            entry(*numbers(), *operands, *map(_at_least_1d, into))
+            kernel()(*numbers(), *operands, *map(_at_least_1d, into))
         for result, copy in zip(results, into, strict=True):
             if copy is not result:  # an argument that lies otherwise
                 result.copy_(copy)
 
     return run
+
+
+SERIAL = 1 << 14
+"""Elements of a chain's largest value below which one thread does all."""
+
+
+def _elements(graph: Graph) -> tuple[Extent, ...]:
+    """Return the numbers of elements of all values of a chain."""
+    return tuple(dict.fromkeys(product(tile.shape) for node in graph.nodes for tile in node.tiles))
 
 
 def _operands(slots: Slots, reads: Sequence[tuple[int, bool, bool]]) -> list[torch.Tensor]:

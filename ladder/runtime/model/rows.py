@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.ir.printer import print_graph
 from ladder.ir.row_product import as_row_product
@@ -18,9 +19,10 @@ from ladder.runtime.build import Job, function_job
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.convolutions import contract_run
+from ladder.runtime.model.little import kernel_of
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.sizes import CallSizes
-from schedules.row_panels import Registers, registers_of, takes_winograd
+from schedules.row_panels import SERIAL, Registers, registers_of, takes_winograd
 from targets import TileDevice, get_device
 
 
@@ -57,7 +59,7 @@ class Rows:
     """
 
     def __init__(self, graph: Graph, now: CallSizes, where: torch.device) -> None:
-        self.graph, self.form = graph, as_row_product(graph)
+        self.graph, self.form, self.now = graph, as_row_product(graph), now
         self.registers = known_registers(get_device(target_of(where)))
         self.winograd = takes_winograd(self.form, self.registers)
         self.numbers = now.numbers(size_names(self.form.chain))
@@ -84,6 +86,11 @@ class Rows:
     def ordered_as(self, value: str) -> tuple[str, bool, int, int, bool]:
         """Return what tells a matrix in order from others: the value that it is, and how kernels read it."""
         return value, self.form.turned, self.form.columns, self.form.depth, self.winograd
+
+    def kernel(self, entry: Any) -> Callable[[], Any]:
+        """Return what gives the kernel for the sizes of the call at hand."""
+        products = product((self.form.rows, self.form.depth, self.form.columns))
+        return kernel_of(entry, self.now, (products,), SERIAL)
 
     def by_torch(
         self, x: torch.Tensor, weight: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
@@ -116,11 +123,13 @@ class Rows:
             for name, shape in zip(form.others, self.flat_others, strict=True)
         ]
 
+        kernel = self.kernel(entry)
+
         def run(
             x: torch.Tensor, panels: torch.Tensor, others: Sequence[torch.Tensor], out: torch.Tensor
         ) -> None:
             beside = [view(value) for view, value in zip(flat, others, strict=True)]
-            entry(*numbers(), flat_x(x), panels, *beside, flat_out(out))
+            kernel()(*numbers(), flat_x(x), panels, *beside, flat_out(out))
 
         return run
 
