@@ -22,6 +22,7 @@ from ladder.frontend.aten_writes import (
     refuse_real_writes,
     refuse_resized,
     refuse_shared_results,
+    without_local_writes,
     written_by,
 )
 from ladder.frontend.fx_facts import autocast_facts
@@ -130,6 +131,8 @@ def _functional(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.
         if not writes:
             return traced
         _refuse_lossy_views(writes)
+        if without_local_writes(traced, decompositions()):
+            return traced
     traced = _traced(torch.func.functionalize(traced or run, remove="mutations"), examples)
     if any(_changes_in_place(node) and not _stores(node) for node in traced.graph.nodes):
         # decompositions changed something of their own, or operators below functional tensors did

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,79 @@ def _addresses(value: torch.Tensor) -> np.ndarray[Any, Any]:
     first = memory[begin : begin + size].view(f"V{size}")
     steps = tuple(stride * size for stride in strides)
     return np.lib.stride_tricks.as_strided(first, (*shape, 1), (*steps, size), writeable=False)
+
+
+def without_local_writes(traced: torch.fx.GraphModule, apart: Container[Any]) -> bool:
+    """Let elementwise operators give what they wrote over, if that is all that a traced graph writes.
+
+    As activations with ``inplace=True`` do: what an operator made is written by one that reads no other place
+    of it, and no view shows it. Functionalization traces all of the graph again for it.
+
+    apart: Operators that tracing takes apart.
+    Returns: Whether the graph writes nothing now; else it is as it was.
+    """
+    shown: dict[int, list[torch.fx.Node]] = defaultdict(list)
+    for node in traced.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            shown[memory_of(value)].append(node)
+    writes = [node for node in traced.graph.nodes if _is_mutable(node.target)]
+    forms = {node: form for node in writes if (form := _elementwise_form(node, shown, apart)) is not None}
+    if len(forms) < len(writes):
+        return False
+    place = {node: at for at, node in enumerate(traced.graph.nodes)}
+    for write, form in forms.items():
+        write.target, before = form, write.all_input_nodes[0]
+        for reader in [user for user in before.users if place[user] > place[write]]:
+            reader.replace_input_with(before, write)
+    traced.recompile()
+    return True
+
+
+def _is_mutable(target: Any) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def _elementwise_form(
+    write: torch.fx.Node, shown: Mapping[int, Sequence[torch.fx.Node]], apart: Container[Any]
+) -> Any:
+    """Return the operator that gives what a node writes; None if more than its own result changes."""
+    target: Any = write.target
+    space, name = target._schema.name.split("::")
+    form = getattr(getattr(torch.ops.aten, name.rstrip("_"), None), target._overloadname, None)
+    if space != "aten" or not name.endswith("_") or form is None or form in apart:
+        return None
+    if torch.Tag.pointwise not in form.tags or write.kwargs:
+        return None
+    first, *others = write.args
+    if not (isinstance(first, torch.fx.Node) and _is_made(first)):
+        return None
+    value = first.meta["val"]
+    operands = [other.meta.get("val") for other in others if isinstance(other, torch.fx.Node)]
+    if not value.is_floating_point() or not all(_is_laid_as(value, operand) for operand in operands):
+        return None
+    own = [node for node in shown[memory_of(value)] if not _is_mutable(node.target)]
+    return form if len(own) == 1 else None
+
+
+def _is_made(node: torch.fx.Node) -> bool:
+    """Tell whether a node is a tensor of its own that an operator of torch made, or writes to one."""
+    if not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    while _is_mutable(node.target):
+        node = node.args[0]  # type: ignore[assignment]
+    if node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    return all(result.alias_info is None for result in target._schema.returns)
+
+
+def _is_laid_as(value: torch.Tensor, operand: Any) -> bool:
+    """Tell whether an operand leaves type and order of the result as they are."""
+    if not isinstance(operand, torch.Tensor):
+        return False
+    return (
+        operand.dtype is value.dtype and operand.shape == value.shape and operand.stride() == value.stride()
+    )

@@ -43,9 +43,12 @@ class Convolution:
     @property
     def are_points(self) -> bool:
         """Whether every element of the result is a product of one element's channels."""
-        ones = (1,) * self.rank
-        plain = self.taps == self.stride == ones and not any(self.padding)
-        return plain and self.groups == 1
+        return self.have_points and self.groups == 1
+
+    @property
+    def have_points(self) -> bool:
+        """Whether every window is one element, in groups or not."""
+        return self.taps == self.stride == (1,) * self.rank and not any(self.padding)
 
 
 def as_convolution(graph: Graph, node: Node) -> Convolution:

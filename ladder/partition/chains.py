@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
 from ladder.partition.rows import REDUCTIONS, row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
-from ladder.partition.views import inlined_chain, is_inlined
+from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 from tile_types.tile import Extent
 
 LONGEST = 96
@@ -56,6 +56,7 @@ class Chains:
     taken: Nodes that belong to products -> number of the product.
     units: Of the device, if each block of its kernels takes a row: fewer rows leave some idle.
     kind: Of the device.
+    stored: Views that are copied, and so belong to chains.
     """
 
     def __init__(
@@ -76,12 +77,15 @@ class Chains:
         self.chain_of: dict[str, int] = {}
         self.members: dict[int, set[str]] = {}
         self.reasons: dict[int, str] = {}
+        self.stored = frozenset() if units else scattered_windows(graph, taken)
 
     def parts(self) -> list[Subgraph]:
         """Return the chains as parts, and what torch joins."""
         wide = []
         for node in self.graph.nodes:
-            if engine(node) == "chain" and not is_inlined(self.graph, node) and node.name not in self.taken:
+            stored = node.name in self.stored
+            own = engine(node) == "chain" and not is_inlined(self.graph, node) and node.name not in self.taken
+            if stored or own:
                 if is_wide(node):
                     wide.append(part_of("torch", self.graph, node, f"a join of more than {JOINED}"))
                 else:
@@ -98,7 +102,7 @@ class Chains:
         number = self.position[node.name]
         self.members[number], self.chain_of[node.name] = {node.name}, number
         for value in node.inputs:
-            source = inlined_chain(self.graph, value)[1]
+            source = inlined_chain(self.graph, value, self.stored)[1]
             other = None if source is None else self.chain_of.get(self.graph.producer(source).name)
             if other is not None and other != self.chain_of[node.name]:
                 self.join(other, self.chain_of[node.name])
@@ -194,7 +198,7 @@ class Chains:
         ahead = self.readers(name)
         while ahead:
             reader = ahead.pop()
-            if is_inlined(self.graph, self.node(reader)) and reader not in self.taken:
+            if self.is_passed(self.node(reader)):
                 ahead += self.readers(reader)
             else:
                 found.append(reader)
@@ -224,7 +228,7 @@ class Chains:
             below = self.graph.producer(todo.pop())
             if below.name in members and below.operator != "pad":
                 return True
-            if below.operator == "pad" or is_inlined(self.graph, below):
+            if below.operator == "pad" or self.is_inlined(below):
                 todo += below.inputs
         return False
 
@@ -234,13 +238,21 @@ class Chains:
         todo = [value for name in members for value in self.node(name).inputs]
         while todo:
             below = self.graph.producer(todo.pop())
-            if below.name not in full and engine(below) != "input" and is_inlined(self.graph, below):
+            if below.name not in full and engine(below) != "input" and self.is_inlined(below):
                 full.add(below.name)
                 todo += below.inputs
         outputs = [
             name for name in sorted(members, key=self.position.__getitem__) if self.is_read(name, members)
         ]
         return extract(self.graph, full, outputs, "chain"), outputs
+
+    def is_inlined(self, node: Node) -> bool:
+        """Tell whether every reader computes a node for itself."""
+        return node.name not in self.stored and is_inlined(self.graph, node)
+
+    def is_passed(self, node: Node) -> bool:
+        """Tell whether the readers of a node read what it reads."""
+        return node.name not in self.taken and self.is_inlined(node)
 
     def node(self, name: str) -> Node:
         return self.graph.nodes[self.position[name]]
@@ -254,7 +266,7 @@ class Chains:
                 return True
             if reader.name in members:
                 continue
-            if not is_inlined(self.graph, reader) or reader.name in self.taken:
+            if not self.is_passed(reader):
                 return True
             ahead += self.users[reader.name]
         return False
@@ -296,6 +308,36 @@ def _gathers_once(node: Node, shape: Shape) -> bool:
     """Tell whether windows take no element twice: they only turn axes around."""
     (axes,) = parse_indexing(node_attributes(node)["spec"]).operands
     return node.tile.shape == shape and all(len(axis.terms) == 1 for axis in axes)
+
+
+def scattered_windows(graph: Graph, taken: Container[str]) -> frozenset[str]:
+    """Return the views that are stored since overlapping windows read an order that no strides describe.
+
+    As depthwise convolutions read shuffled channels: each window would gather them one by one.
+
+    taken: Nodes that belong to products.
+    """
+    found = set()
+    for node in graph.nodes:
+        if node.operator != "map" or node.name in taken or not _overlaps(graph, node):
+            continue
+        below = graph.producer(node.inputs[0])
+        value = below.inputs[0] if below.operator == "pad" else node.inputs[0]
+        views, source = view_chain(graph, value)
+        if source is None or is_free(graph, views):
+            continue
+        cut = next(at for at in range(1, len(views) + 1) if is_free(graph, views[at:]))
+        closed = (at for at in range(cut, len(views)) if graph.producer(views[at]).operator != "reshape")
+        copied = views[next(closed, len(views)) - 1]  # whole axes: kernels take the last one in vectors
+        if copied not in taken:
+            found.add(copied)
+    return frozenset(found)
+
+
+def _overlaps(graph: Graph, node: Node) -> bool:
+    """Tell whether windows take elements several times; of open sizes, that they do."""
+    read, taken = (_known(product(shape)) for shape in (graph.tile(node.inputs[0]).shape, node.tile.shape))
+    return not taken or taken > read
 
 
 def _rows(graph: Graph, outputs: Sequence[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -217,12 +217,13 @@ def partition(
     scatters = in_place(graph, users, updated)
     kind = "" if device is None else device.kind
     units = 0 if device is None or kind == "llvm" else device.units
-    parts += with_scatters(graph, users, Chains(graph, users, taken, units, kind).parts(), scatters)
+    chains = Chains(graph, users, taken, units, kind)
+    parts += with_scatters(graph, users, chains.parts(), scatters)
     written = {node.name for node in scatters}
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
     for node in library:
         parts.append(_called(graph, node, device))
-    parts = [without_kernel(part, kind) for part in parts + _views(graph, parts, library)]
+    parts = [without_kernel(part, kind) for part in parts + _views(graph, parts, library, chains.stored)]
     found = ordered(graph, absorb_copies(graph, parts, again=units > 0))
     return fuse_horizontally(graph, found) if side_by_side else found
 
@@ -265,8 +266,13 @@ def _library(graph: Graph, node: Node) -> Subgraph:
     return part_of("library", graph, node, reason)
 
 
-def _views(graph: Graph, parts: list[Subgraph], library: list[Node]) -> list[Subgraph]:
-    """Return the parts that give other parts, and the caller, views of what is computed."""
+def _views(
+    graph: Graph, parts: list[Subgraph], library: list[Node], copied: Container[str]
+) -> list[Subgraph]:
+    """Return the parts that give other parts, and the caller, views of what is computed.
+
+    copied: Views that are part of chains.
+    """
     made = {value for part in parts for value in part.outputs} | {node.name for node in graph.inputs}
     wanted = [value for part in parts for value in part.inputs] + list(graph.outputs)
     wanted += [value for node in library for value in node.inputs]
@@ -278,7 +284,7 @@ def _views(graph: Graph, parts: list[Subgraph], library: list[Node]) -> list[Sub
             continue
         if engine(graph.producer(value)) == "library":
             continue
-        made_here = _materialise(graph, value, value in in_order, value in stored)
+        made_here = _materialise(graph, value, copied, value in in_order, value in stored)
         found.update({part.outputs[0]: part for part in made_here if part.outputs[0] not in made})
     return list(found.values())
 
@@ -288,16 +294,19 @@ def _is_ours(node: Node) -> bool:
     return str(dict(node.attributes).get("target")).startswith("ladder.")
 
 
-def _materialise(graph: Graph, value: str, in_order: bool, stored: bool) -> list[Subgraph]:
+def _materialise(
+    graph: Graph, value: str, copied: Container[str], in_order: bool, stored: bool
+) -> list[Subgraph]:
     """Return what makes a view or a number available: nothing but an address, or a copy.
 
+    copied: Views that are available.
     in_order: Whether its elements must lie one after the other, none read at several places.
     stored: Whether it is a result, which is to lie in the order of its axes.
     """
-    members, source = inlined_chain(graph, value)
+    members, source = inlined_chain(graph, value, copied)
     if in_order and any(graph.producer(name).operator == "broadcast" for name in members):
         return [_part(graph, members, value, "chain", "copied: what follows needs it in order")]
-    if source is None or source != view_chain(graph, value)[1]:  # made of numbers, or converted
+    if source is None or source != view_chain(graph, value, copied)[1]:  # made of numbers, or converted
         return [_part(graph, members, value, "chain", "")]
     by_torch = ("library",) if stored else ("library", "input", "product")
     if engine(graph.producer(source)) in by_torch or is_free(graph, members, stored):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,12 +13,13 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import engine
 
 
-def view_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
+def view_chain(graph: Graph, value: str, stored: Container[str] = ()) -> tuple[list[str], str | None]:
     """Return the view nodes that lead to a value, first to last, and what they view.
 
+    stored: Views that have been copied: they are viewed.
     The source is None where the chain begins with numbers (which then are part of it).
     """
-    return _chain(graph, value, lambda node: engine(node) in ("view", "leaf"))
+    return _chain(graph, value, lambda node: engine(node) in ("view", "leaf"), stored)
 
 
 def is_inlined(graph: Graph, node: Node) -> bool:
@@ -37,15 +38,17 @@ def is_inlined(graph: Graph, node: Node) -> bool:
     return not before.is_block and (given or after.elem_bits >= before.elem_bits)
 
 
-def inlined_chain(graph: Graph, value: str) -> tuple[list[str], str | None]:
+def inlined_chain(graph: Graph, value: str, stored: Container[str] = ()) -> tuple[list[str], str | None]:
     """Return the inlined nodes that lead to a value, first to last, and what they read; None for numbers."""
-    return _chain(graph, value, partial(is_inlined, graph))
+    return _chain(graph, value, partial(is_inlined, graph), stored)
 
 
-def _chain(graph: Graph, value: str, goes_on: Callable[[Node], bool]) -> tuple[list[str], str | None]:
+def _chain(
+    graph: Graph, value: str, goes_on: Callable[[Node], bool], stored: Container[str]
+) -> tuple[list[str], str | None]:
     """Return the nodes that lead to a value as long as each goes on, and what they read; None for numbers."""
     members: list[str] = []
-    while goes_on(node := graph.producer(value)):
+    while value not in stored and goes_on(node := graph.producer(value)):
         members.insert(0, node.name)
         if not node.inputs:
             return members, None

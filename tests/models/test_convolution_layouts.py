@@ -176,3 +176,78 @@ def test_channels_stay_last_where_images_are_made_larger() -> None:
     assert any(
         node.operator == "map" and own.producer(node.inputs[0]).operator == "input" for node in own.nodes
     )
+
+
+class Shuffled(nn.Module):
+    """Channels of grouped points are shuffled, then convolved each by itself or pooled, and read elsewhere.
+
+    groups: Of the points and of the shuffle.
+    reads: What reads the shuffled image besides.
+    """
+
+    def __init__(self, groups: int, reads: str) -> None:
+        super().__init__()
+        self.groups, self.reads = groups, reads
+        self.points, self.norm = nn.Conv2d(12, 24, 1, groups=groups), nn.BatchNorm2d(24)
+        channels = 12 if reads == "half" else 24
+        self.own = nn.Conv2d(channels, channels, 3, padding=1, groups=channels)
+        self.last = nn.Conv2d(channels, 12, 1, groups=groups)
+        self.other = nn.Conv2d(24, 12, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.norm(self.points(x)).relu()
+        images, channels, *extents = y.shape
+        y = y.view(images, self.groups, channels // self.groups, *extents).transpose(1, 2).reshape(y.shape)
+        if self.reads == "half":
+            left, right = y.chunk(2, 1)
+            return torch.cat((left, self.own(right)), 1), self.last(self.own(right))
+        if self.reads == "pool":
+            return self.last(torch.nn.functional.max_pool2d(y, 3, 2, 1)), self.last(self.own(y))
+        beside = {"result": lambda: (y,), "points": lambda: (self.other(y),), "sum": lambda: (y.sum(1),)}
+        return (self.last(self.own(y)), *beside.get(self.reads, tuple)())
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("reads", ["nothing", "result", "points", "sum", "half", "pool"])
+@pytest.mark.parametrize("groups", [2, 3])
+def test_shuffled_channels_are_stored_before_windows_read_them(groups: int, reads: str) -> None:
+    torch.manual_seed(0)
+    model = Shuffled(groups, reads).eval()
+    model.norm.running_var.uniform_(0.5, 2)
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for images, side in ((2, 7), (2, 7), (1, 7), (3, 9), (0, 9)):
+            x = torch.randn(images, 12, side, side)
+            for found, expected in zip(fast(x), model(x), strict=True):
+                assert found.shape == expected.shape
+                assert torch.allclose(found, expected, atol=1e-5)
+    assert not fast.refused
+    windows = [text.split("map") for text in operators(fast) if "map" in text.split()]
+    assert windows
+    assert not any("transpose" in before for before, *_ in windows)
+
+
+POINTS = {
+    "two axes": (nn.Conv2d, (2, 8, 5, 6)),
+    "one axis": (nn.Conv1d, (2, 8, 9)),
+    "three axes": (nn.Conv3d, (1, 8, 3, 4, 5)),
+    "no image": (nn.Conv2d, (0, 8, 5, 6)),
+}
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("case", POINTS)
+@pytest.mark.parametrize("groups", [2, 4])
+def test_points_in_groups_are_products_of_matrices(case: str, groups: int) -> None:
+    torch.manual_seed(0)
+    kind, shape = POINTS[case]
+    model = nn.Sequential(kind(8, 8, 1), nn.ReLU(), kind(8, 12, 1, groups=groups), nn.Sigmoid()).eval()
+    fast = ladder.compile(model)
+    x = torch.randn(shape)
+    with torch.no_grad():
+        for given in (x, x, torch.randn(3, *shape[1:])):
+            assert torch.allclose(fast(given), model(given), atol=1e-6)
+        model[2].weight.mul_(2)
+        assert torch.allclose(fast(x), model(x), atol=1e-6)
+    assert "torch.bmm" in fast.plan()
+    assert not fast.refused

@@ -11,7 +11,7 @@ import torch
 
 from ladder.ir.convolution import Convolution, FusedConvolution, as_convolution, as_fused_convolution
 from ladder.ir.graph import Graph, Node
-from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, CONVOLVE, RELU
+from ladder.partition.convolutions import ADD_RELU, ADDMM, ADDMM_RELU, BMM, CONVOLVE, RELU
 from ladder.partition.subgraphs import Subgraph
 from ladder.runtime.model.ordered import (
     Keep,
@@ -195,12 +195,26 @@ def _rows_relu(found: FusedConvolution, keep: Keep | None) -> Call:
     return run
 
 
+def _grouped_rows(found: FusedConvolution, keep: Keep | None) -> Call:
+    groups, depth = found.form.groups, found.depth
+
+    def run(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any) -> torch.Tensor:
+        rows = x.reshape(-1, groups, depth)
+        matrices = weight.reshape(groups, -1, depth)
+        y = rows.new_empty(len(rows), groups, matrices.shape[1])
+        torch.bmm(rows.transpose(0, 1), matrices.transpose(1, 2), out=y.transpose(0, 1))
+        return y
+
+    return run
+
+
 _CALLS: Mapping[str, Callable[[FusedConvolution, Keep | None], Call]] = {
     CONVOLVE: _convolve,
     RELU: _convolve_relu,
     ADD_RELU: _convolve_add_relu,
     ADDMM: _rows,
     ADDMM_RELU: _rows_relu,
+    BMM: _grouped_rows,
 }
 """Function of torch -> what calls it, told what keeps the weight in oneDNN's order, if that is worth it."""
 
