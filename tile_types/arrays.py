@@ -273,8 +273,14 @@ def arrays_of(x: Array) -> Arrays:
 
     Raises DTypeError if ``x`` is neither a numpy array nor a torch tensor.
     """
+    return require_array(x)
+
+
+def require_array(x: object, label: str = "") -> Arrays:
+    """Return the same of a named argument; raises DTypeError with the name."""
     if not is_torch(x) and not isinstance(x, (np.ndarray, np.generic)):
-        raise DTypeError(f"expected a numpy array or a torch tensor, got {type(x).__name__}")
+        what = f"{label} must be" if label else "expected"
+        raise DTypeError(f"{what} a numpy array or a torch tensor, got {type(x).__name__}")
     name = "torch" if is_torch(x) else "numpy"
     if name not in _BACKENDS:
         _BACKENDS[name] = TorchArrays() if name == "torch" else NumpyArrays()

@@ -6,36 +6,30 @@ another process, and codes that are read there would silently stand for other we
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 
-import numpy as np
-
 from tile_types.errors import ArtifactError, TypeValuesError, UnknownNameError
 from tile_types.library import get_type, list_types, shipped_type
-from tile_types.ttype import EXHAUSTIBLE_BITS, TType
+from tile_types.ttype import TType, values_text
 
 VALUES = "values"
 """Entry of stored data that `own_values` gives; left out where there are none."""
+
+__all__ = [
+    "VALUES",
+    "is_own",
+    "own_values",
+    "own_values_named",
+    "require_values",
+    "stored_type",
+    "values_text",
+]
 
 
 def is_own(ttype: TType) -> bool:
     """Tell a type that a program made from one of the library, whatever its name."""
     return shipped_type(ttype.name) is not ttype
-
-
-def values_text(ttype: TType) -> str:
-    """Return what tells types of one name apart: width, values of all codes, and what a block shares."""
-    if ttype.is_block:
-        shared = ", ".join(f"{m.name} {m.ttype} per {m.scope}" for m in ttype.metadata)
-        return f"blocks of {list(ttype.shape)} {ttype.element}, {shared or 'nothing shared'}"
-    listed = ttype.elem_bits <= EXHAUSTIBLE_BITS
-    values = ttype.values() if listed else ttype.decode_codes(ttype.probe_codes())
-    digest = hashlib.sha256(np.where(np.isnan(values), np.nan, values).astype("<f8").tobytes())
-    digest.update(ttype.valid_codes().astype("<u4").tobytes())
-    span = f"{ttype.minimum:.6g} to {ttype.maximum:.6g}"
-    return f"{ttype.elem_bits} bits, values {span}, sha256 {digest.hexdigest()[:32]}"
 
 
 def own_values(*ttypes: TType | str) -> dict[str, str]:

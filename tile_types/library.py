@@ -25,7 +25,7 @@ from tile_types.errors import (
     unknown_name,
 )
 from tile_types.floats import QUIET_NAN, FloatFormat
-from tile_types.ttype import EXHAUSTIBLE_BITS, NOT_CONSECUTIVE, Metadata, TType
+from tile_types.ttype import EXHAUSTIBLE_BITS, NOT_CONSECUTIVE, Metadata, TType, values_text
 
 NF4_VALUES = (
     -1.0,
@@ -97,7 +97,7 @@ _ZERO_OF_LETTER = {None: "none", "i": "integer", "f": "float"}
 
 
 def register_type(ttype: TType) -> TType:
-    """Add a type to the library and return it.
+    """Add a type to the library and return it, or the one that was added before with the same values.
 
     Raises
     ------
@@ -108,12 +108,18 @@ def register_type(ttype: TType) -> TType:
         If a block type names an unknown element or metadata type.
     """
     require_kind(ttype, TType, "register_type takes a TType")
-    if ttype.name in _TYPES and _TYPES[ttype.name] is not ttype:
+    taken = _TYPES.get(ttype.name, ttype)
+    if taken is not ttype and (ttype.name in _SHIPPED or not _same(taken, ttype)):
         raise ValueRangeError(f"type {ttype.name!r} exists already; choose another name")
     if ttype.element_type.elem_bits <= EXHAUSTIBLE_BITS:
         ttype.element_type.valid_codes()
         _check_encoder(ttype.element_type)
     return _add(ttype)
+
+
+def _same(one: TType, other: TType) -> bool:
+    """Tell whether two types mean the same: a cell of a notebook that is run again makes another function."""
+    return one.exact == other.exact and values_text(one) == values_text(other)
 
 
 def _check_encoder(ttype: TType) -> None:

@@ -7,14 +7,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tile_types.arrays import NUMPY_DTYPES, Array, arrays_of, as_torch, from_portable, is_torch, portable
+from tile_types.arrays import (
+    NUMPY_DTYPES,
+    Array,
+    arrays_of,
+    as_torch,
+    from_portable,
+    is_torch,
+    portable,
+    require_array,
+)
 from tile_types.errors import (
     ArtifactError,
     ConversionError,
     LadderError,
     ShapeError,
+    ValueRangeError,
     require_kind,
+    shown,
     unknown_name,
+    whole_number,
 )
 from tile_types.identity import VALUES, own_values, require_values
 from tile_types.library import get_type, own_types
@@ -90,6 +102,7 @@ class QuantizedTensor:
                 f"ttype is the element type: give {self.ttype.element!r}, not {self.ttype.name!r}"
             )
         rows, columns = self.shape
+        _require_block(self.block)
         self._require("storage", self.storage, (rows, storage_extent(columns, self.ttype.elem_bits)))
         for label in ("scale", "zero", "offset"):
             array = getattr(self, label)
@@ -103,6 +116,7 @@ class QuantizedTensor:
             )
 
     def _require(self, label: str, array: Array, shape: tuple[int, ...]) -> None:
+        require_array(array, label)
         if tuple(array.shape) != shape:
             raise ShapeError(
                 f"{label} of {self.type_name} [{self.shape[0]}, {self.shape[1]}] with block {self.block} "
@@ -113,9 +127,19 @@ class QuantizedTensor:
     def from_codes(
         cls, codes: Array, ttype: TType | str, block: tuple[int, int], **rest: Any
     ) -> QuantizedTensor:
-        """Pack codes [N, K]; ``rest`` are the remaining fields."""
+        """Pack codes [N, K]; ``rest`` are the remaining fields.
+
+        Negative codes are those of as many bits in two's complement.
+
+        Raises
+        ------
+        DTypeError, ShapeError
+            As for the class, or if codes are no matrix of whole numbers.
+        ValueRangeError
+            If a code has more bits than the type.
+        """
         element = get_type(ttype).element_type
-        shape = (int(codes.shape[0]), int(codes.shape[1]))
+        shape = _require_codes(codes, element)
         return cls(element, shape, pack_codes(codes, element.elem_bits), block, **rest)
 
     @property
@@ -372,6 +396,27 @@ def _require_types(metadata: dict[str, Any], arrays: dict[str, Array]) -> None:
 
 
 _ONE_BYTE = tuple(name for name in NUMPY_DTYPES if name.startswith(("e8", "fp8")))
+
+
+def _require_block(block: object) -> None:
+    """Raise ShapeError unless a block is so many rows and columns."""
+    extents = block if isinstance(block, tuple) else ()
+    if len(extents) != 2 or min(whole_number(extent, "an extent of a block") for extent in extents) < 1:
+        raise ShapeError(f"block is (rows, columns) that share a scale, each at least 1, got {shown(block)}")
+
+
+def _require_codes(codes: Array, element: TType) -> tuple[int, int]:
+    """Return the extents of a matrix of codes; raises unless all are codes of the type."""
+    xp, bits = require_array(codes, "codes"), element.elem_bits
+    if len(codes.shape) != 2:
+        raise ShapeError(f"codes must be a matrix [N, K], got {list(codes.shape)}")
+    rows, columns = (int(extent) for extent in codes.shape)
+    if rows * columns and 8 * codes.dtype.itemsize > bits and not xp.is_float(codes):
+        wide = codes if codes.dtype.itemsize == 1 else xp.cast(codes, "int64")
+        low, high = int(wide.min()), int(wide.max())
+        if low < -(1 << (bits - 1)) or high >> bits > 0:
+            raise ValueRangeError(f"codes of {element.name} have {bits} bits, got codes from {low} to {high}")
+    return rows, columns
 
 
 def check_quantized(weight: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -461,3 +462,16 @@ def require_finite(values: Array, action: str) -> None:
             f"cannot {action}: value {float(values[position])} at position {list(position)};"
             " replace NaN and infinity first"
         )
+
+
+def values_text(ttype: TType) -> str:
+    """Return what tells types of one name apart: width, values of all codes, and what a block shares."""
+    if ttype.is_block:
+        shared = ", ".join(f"{m.name} {m.ttype} per {m.scope}" for m in ttype.metadata)
+        return f"blocks of {list(ttype.shape)} {ttype.element}, {shared or 'nothing shared'}"
+    listed = ttype.elem_bits <= EXHAUSTIBLE_BITS
+    values = ttype.values() if listed else ttype.decode_codes(ttype.probe_codes())
+    digest = hashlib.sha256(np.where(np.isnan(values), np.nan, values).astype("<f8").tobytes())
+    digest.update(ttype.valid_codes().astype("<u4").tobytes())
+    span = f"{ttype.minimum:.6g} to {ttype.maximum:.6g}"
+    return f"{ttype.elem_bits} bits, values {span}, sha256 {digest.hexdigest()[:32]}"

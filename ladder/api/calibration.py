@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tile_types.arrays import as_torch
-from tile_types.errors import LadderError
+from tile_types.errors import LadderError, require_kind
 from tile_types.quantize import FLOAT_SCALE_TYPES, quantize
 from tile_types.quantized import QuantizedTensor
 from tile_types.scaling import native
@@ -65,6 +65,7 @@ def observe(
     batches: Arguments of one call each: a tensor, a tuple or list of arguments, or a dict of named ones.
     Raises LadderError if there is no batch.
     """
+    require_kind(batches, Iterable, "calibration takes example inputs, one call of the model each")
     moments: dict[torch.nn.Module, Moments] = {}
     count = 0
     with watching(layers, moments), torch.no_grad():

@@ -15,7 +15,7 @@ from ladder.ir.windows import Pair, Windows
 from ladder.runtime import convolve, operator
 from ladder.runtime.compile import Request
 from ladder.runtime.tokens import EIGHT_BIT
-from tile_types.errors import ShapeError
+from tile_types.errors import DTypeError, ShapeError, require_kind
 
 CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d)
 
@@ -91,7 +91,17 @@ class Conv(torch.nn.Module):
         return self.product.weight_nbytes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[N, F, H', W']`` for ``x[N, C, H, W]``, or both without W."""
+        """Return ``[N, F, H', W']`` for ``x[N, C, H, W]``, or both without W, or without N."""
+        require_kind(x, torch.Tensor, "x must be a torch tensor")
+        if x.dim() == self.rank + 1:
+            return self.forward(x[None])[0]
+        if x.dim() != self.rank + 2:
+            axes = ["N", "C", "H", "W"][: self.rank + 2]
+            raise ShapeError(f"x must be [{', '.join(axes)}], got {list(x.shape)}")
+        if not x.is_floating_point():
+            raise DTypeError(
+                f"x must be {self.product.dtype}, got {x.dtype}; convert it with .to({self.product.dtype})"
+            )
         if self.rank == 1:
             return self._convolve(x[:, :, None])[:, :, 0]
         return self._convolve(x)
@@ -106,10 +116,11 @@ class Conv(torch.nn.Module):
             points = x[:, :, :: at.stride[0], :: at.stride[1]]
             return self.product(points.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
         batch, channels = x.shape[:2]
+        high, wide = at.extents(*x.shape[2:])
         found = functional.unfold(x, at.kernel, at.dilation, at.padding, at.stride)
-        rows = found.reshape(batch, channels, at.points, -1).permute(0, 3, 2, 1).flatten(2)
+        rows = found.reshape(batch, channels, at.points, high * wide).permute(0, 3, 2, 1).flatten(2)
         y: torch.Tensor = self.product(rows)
-        return y.reshape(batch, *at.extents(*x.shape[2:]), -1).permute(0, 3, 1, 2)
+        return y.reshape(batch, high, wide, self.product.out_features).permute(0, 3, 1, 2)
 
     def gathers(self, x: torch.Tensor) -> bool:
         """Tell whether a kernel gathers windows of x while it reads them."""

@@ -19,8 +19,7 @@ from schedules.schedule import Plan
 from targets import TileDevice, get_device
 from tile_types import QuantizedTensor, TType
 from tile_types.arrays import is_torch
-from tile_types.errors import positive_number
-from tile_types.quantized import check_quantized
+from tile_types.errors import positive_number, sequence_of
 
 
 class GroupedMatmul:
@@ -112,8 +111,9 @@ class GroupedMatmul:
         DTypeError
             If one is not quantized.
         """
-        for weight in weights:
-            check_quantized(weight)
+        weights = sequence_of(
+            QuantizedTensor, weights, "weights must be a list of what ladder.quantize returned"
+        )
         where = torch.device(device) if device is not None else None
         if where is None and weights and is_torch(weights[0].storage):
             where = weights[0].storage.device

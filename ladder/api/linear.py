@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ladder.api.calibration import Moments, calibrated
-from ladder.api.linear_modules import matrix_of
+from ladder.api.linear_modules import matrix_of, require_parts
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import clipped, quantize
@@ -202,6 +202,7 @@ class Linear(NonDynamicallyQuantizableLinear):
         An offset becomes real zero points (`QuantizedTensor.without_offset`), an order of columns a gather of
         the inputs.
         """
+        require_parts(weight, bias)
         if is_scaled(options.get("activation")):
             given = {name: value for name, value in options.items() if name not in ("group_size", "zero")}
             return cast("Linear", ScaledLinear(weight, bias, **given))

@@ -6,6 +6,9 @@ from typing import Any
 
 import torch
 
+from tile_types.errors import ShapeError, require_kind
+from tile_types.quantized import QuantizedTensor, check_quantized
+
 TRANSPOSED = ("transformers.pytorch_utils", "Conv1D")
 """Module and name of the class whose weight is ``[K, N]``: no import of transformers is needed to tell it."""
 
@@ -38,3 +41,12 @@ def extents_of(module: Any) -> tuple[int, int]:
     if is_transposed(module):
         return int(module.nf), int(module.nx)
     return int(module.out_features), int(module.in_features)
+
+
+def require_parts(weight: QuantizedTensor, bias: torch.Tensor | None) -> None:
+    """Raise DTypeError, ShapeError unless a weight is quantized and a bias None or one number per output."""
+    check_quantized(weight)
+    if bias is not None:
+        require_kind(bias, torch.Tensor, "bias must be a torch tensor")
+        if bias.shape != weight.shape[:1]:
+            raise ShapeError(f"bias must have shape [{weight.shape[0]}], got {list(bias.shape)}")

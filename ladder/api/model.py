@@ -13,6 +13,7 @@ from ladder.api.freeze import Frozen, freeze
 from ladder.capture import Captured, capture
 from ladder.capture.records import Backend
 from ladder.runtime.model.build import Built
+from tile_types.errors import require_kind
 
 if TYPE_CHECKING:
     from ladder.api.onnx_model import OnnxModel
@@ -198,6 +199,7 @@ def compile(
     ...     y = fast(x)
     >>> print(fast.plan())
     """
+    require_kind(search, (int, float), "search is a number of seconds")
     if isinstance(function, str | os.PathLike) or type(function).__name__ == "ModelProto":
         from ladder.api.onnx_model import OnnxModel
 

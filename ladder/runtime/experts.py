@@ -169,6 +169,7 @@ def check_operands(
         ("token_scale", token_scale, torch.float32, (*x.shape[:-1], *gemm.token_scale_shape)),
         ("bias", bias, torch_dtype(gemm.output), (gemm.experts, gemm.n)),
     )
+    require_kind(ranges, torch.Tensor, f"{name} must be a torch tensor")
     for label, tensor, dtype, shape in operands:
         if tensor is None:
             continue

@@ -16,11 +16,13 @@ from ladder.runtime.fields import require
 from tile_types import get_type
 from tile_types.arrays import arrays_of, from_portable, portable
 from tile_types.errors import ArtifactError, ConversionError, ShapeError, TypeValuesError, require_kind
+from tile_types.forms import is_arithmetic
 from tile_types.identity import VALUES, own_values, require_values
 from tile_types.representable import unheld_codes
 from tile_types.ttype import EXHAUSTIBLE_BITS
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
 
     from targets import TileDevice
@@ -223,7 +225,7 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
     """
     weight = weight.without_offset()
     _check_weight(gemm, weight)
-    _check_codes(weight, _operand_type(gemm, device))
+    _check_codes(weight, _operand_type(gemm, device), device)
     if device.is_gpu:
         return PackedWeight(gemm, GPU, _fragments(gemm, device, weight), own_order(gemm, device))
     from ladder.lower import cpu
@@ -258,19 +260,35 @@ def _operand_type(gemm: Gemm, device: TileDevice) -> str:
     return operand_type(gemm)
 
 
-def _check_codes(weight: QuantizedTensor, operand: str) -> None:
-    """Raise ConversionError if a code stands for a value that the operand type lacks."""
-    if weight.ttype.elem_bits > EXHAUSTIBLE_BITS or not (lost := unheld_codes(weight.ttype, operand)).any():
+def _check_codes(weight: QuantizedTensor, operand: str, device: TileDevice) -> None:
+    """Raise ConversionError if a code stands for a value that the operand type lacks or no kernel decodes."""
+    ttype = weight.ttype
+    if ttype.elem_bits > EXHAUSTIBLE_BITS:
+        return
+    lost = unheld_codes(ttype, operand)
+    _refuse_codes(weight, lost, f"do not exist in {operand}; use another activation type")
+    if device.is_gpu and ttype.name != operand and is_arithmetic(ttype):
+        special = ~np.isfinite(ttype.values()) & ~lost
+        _refuse_codes(weight, special, "are decoded as numbers by GPUs' kernels; only CPUs keep them")
+
+
+def _refuse_codes(weight: QuantizedTensor, lost: npt.NDArray[np.bool_], reason: str) -> None:
+    """Raise ConversionError if one of some codes of the type occurs in a weight."""
+    if not lost.any():
         return
     codes = weight.codes()
     xp = arrays_of(codes)
-    found = xp.take(xp.array(lost, "float64", codes), xp.cast(codes, "int32"))
-    if found.any():
+    if lost.sum() <= FEW_CODES:
+        found = any(bool((codes == int(code)).any()) for code in np.flatnonzero(lost))
+    else:
+        found = bool(xp.take(xp.array(lost, "float64", codes), xp.cast(codes, "int32")).any())
+    if found:
         names = ", ".join(f"{value:g}" for value in np.unique(weight.ttype.values()[lost])[:4])
-        raise ConversionError(
-            f"the weight has codes of {weight.ttype.name} whose values ({names}) do not exist in {operand};"
-            " use another activation type"
-        )
+        raise ConversionError(f"the weight has codes of {weight.ttype.name} whose values ({names}) {reason}")
+
+
+FEW_CODES = 16
+"""Codes that are looked for one by one: bytes are compared faster than looked up."""
 
 
 def _fragments(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> dict[str, torch.Tensor]:

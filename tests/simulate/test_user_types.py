@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+import torch
 from problems import bound_of, gemm, run
 from user_types import user_type
 
+import ladder
 from ladder.lower.build import emit
 from schedules.policy import make_plan
 from schedules.tuning import TuningDatabase
@@ -34,3 +38,28 @@ def test_chosen_schedules_of_a_users_type(name: str, core: str, zero: str, arch:
     result, error = run(kernel, problem, m, target=f"cuda/{arch}")
     assert not result.findings, result.report()
     assert error <= bound_of(problem)
+
+
+SPECIAL = (math.nan, math.inf, -math.inf, *(float(value * value) for value in range(3, 32)))
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("bits", [4, 5])
+def test_tables_hold_what_is_not_finite(bits: int) -> None:
+    """Codes of NaN and infinity were read as 0."""
+    held = SPECIAL[: 1 << bits]
+    ttype = ladder.register_type(
+        ladder.TType(f"special{bits}_of_tests", bits, lambda code, ops: ops.lookup(held, code))
+    )
+    codes = torch.full((33, 64), 5, dtype=torch.uint8)
+    for row, code in enumerate((0, 1, 2, 1, 1)):
+        codes[row, 7 * row] = code
+    weight = ladder.QuantizedTensor.from_codes(
+        codes, ttype, (1, 64), scale=torch.ones(33, 1), scale_type="float16"
+    )
+    op = ladder.Matmul(33, 64, ttype, target="cuda/sm_80")
+    result = ladder.simulate(op, torch.ones(3, 64, dtype=torch.float16), op.pack(weight, "cpu"))
+    assert not result.findings, result.report()
+    expected = torch.full((33,), 64.0 * held[5])
+    expected[:5] = torch.tensor([math.nan, math.inf, -math.inf, math.inf, math.inf])
+    torch.testing.assert_close(torch.as_tensor(result.y[2]).float(), expected, equal_nan=True)

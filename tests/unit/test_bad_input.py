@@ -15,6 +15,16 @@ ODD: list[Any] = [
     *(torch.zeros(0), torch.zeros(3, 3), torch.zeros(2, 2, device="meta")),
 ]
 
+HELD = ladder.quantize(torch.ones(4, 64), "int4", group_size=64)
+CODES = torch.zeros(4, 64, dtype=torch.uint8)
+EXPERTS = ladder.GroupedMatmul(1, N=4, K=64, weight="int4", group_size=64)
+
+
+def _floats(odd: Any) -> Any:
+    """Return an odd value, or for a tensor one of real numbers, which are no codes."""
+    return odd.float() if isinstance(odd, torch.Tensor) else odd
+
+
 CALLS: dict[str, Callable[[Any], Any]] = {
     "quantize": lambda odd: ladder.quantize(torch.ones(2, 64), "int4", group_size=odd),
     "quantize_tokens": lambda odd: ladder.quantize_tokens(torch.ones(2, 64), "int8", group_size=odd),
@@ -32,7 +42,18 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "compile_expression": lambda odd: ladder.compile_expression(odd),
     "compile": lambda odd: ladder.compile(torch.nn.Linear(2, 2), backend=odd),
     "superoptimize": lambda odd: ladder.superoptimize(odd, [torch.ones(2, 2)]),
+    "compile search": lambda odd: ladder.compile(torch.nn.Linear(2, 2), search=[odd]),
     "from_linear": lambda odd: ladder.Linear.from_linear(odd, "int4"),
+    "from_quantized": lambda odd: ladder.Linear.from_quantized(odd),
+    "from_quantized bias": lambda odd: ladder.Linear.from_quantized(HELD, odd),
+    "from_codes": lambda odd: ladder.QuantizedTensor.from_codes(_floats(odd), "int4", (1, 64)),
+    "from_codes block": lambda odd: ladder.QuantizedTensor.from_codes(CODES, "int4", odd),
+    "from_codes extent": lambda odd: ladder.QuantizedTensor.from_codes(CODES, "int4", (1, odd)),
+    "from_codes scale": lambda odd: ladder.QuantizedTensor.from_codes(CODES, "int4", (1, 64), scale=[odd]),
+    "GroupedMatmul pack": lambda odd: EXPERTS.pack(odd),
+    "GroupedMatmul pack of one": lambda odd: EXPERTS.pack([odd]),
+    "GroupedMatmul offsets": lambda odd: EXPERTS(torch.ones(2, 64).half(), EXPERTS.pack([HELD]), odd),
+    "Conv": lambda odd: ladder.Conv.from_conv(torch.nn.Conv2d(8, 8, 3), "int4")(odd),
 }
 
 
@@ -52,3 +73,27 @@ def test_tokens_are_dense_rows(rows: torch.Tensor) -> None:
 
 def test_a_cache_may_be_named_by_text(tmp_path: Any) -> None:
     assert ladder.KernelCache(str(tmp_path)).kernels == tmp_path / "kernels"
+
+
+@pytest.mark.parametrize("codes", [[[0, 16]], [[-9, 0]], [[255, 1]]])
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64])
+def test_codes_have_the_bits_of_their_type(codes: list[list[int]], dtype: torch.dtype) -> None:
+    with pytest.raises(ladder.LadderError, match="have 4 bits"):
+        ladder.QuantizedTensor.from_codes(torch.tensor(codes, dtype=dtype), "int4", (1, 2))
+    held = ladder.QuantizedTensor.from_codes(torch.tensor([[-8, 15]], dtype=dtype), "int4", (1, 2))
+    assert held.codes().tolist() == [[8, 15]]
+
+
+@pytest.mark.parametrize("shape", [(8, 9, 7), (0, 8, 9, 7)], ids=["one image", "no image"])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_quantized_convolutions_take_what_torch_takes(shape: tuple[int, ...], kernel: int) -> None:
+    conv = torch.nn.Conv2d(8, 4, kernel, stride=2)
+    x = torch.randn(shape)
+    y = ladder.Conv.from_conv(conv, "int8")(x)
+    torch.testing.assert_close(y, conv(x), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("bias", [torch.ones(1), torch.ones(4, 1), torch.ones(5)], ids=str)
+def test_a_bias_is_one_number_per_output(bias: torch.Tensor) -> None:
+    with pytest.raises(ladder.ShapeError, match=r"bias must have shape \[4\]"):
+        ladder.Linear.from_quantized(HELD, bias)

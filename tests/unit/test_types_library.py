@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,20 @@ def test_a_new_type_in_a_few_lines() -> None:
 def test_a_name_is_registered_once() -> None:
     with pytest.raises(ValueRangeError, match="exists already"):
         register_type(TType("int4", 4, lambda code, ops: ops.cast(code, "int32")))
+    first = register_type(_doubled(2.0))
+    assert register_type(_doubled(2.0)) is first
+    for other in (
+        _doubled(3.0),
+        replace(_doubled(2.0), exact=False),
+        replace(_doubled(2.0), finite_codes=(0, 1)),
+    ):
+        with pytest.raises(ValueRangeError, match="exists already"):
+            register_type(other)
+
+
+def _doubled(factor: float) -> TType:
+    """Return a type as a cell of a notebook makes it anew each time that it runs."""
+    return TType("doubled_of_tests", 3, lambda code, ops: ops.cast(code, "float32") * factor)
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,17 @@ def test_codes_that_are_no_number_of_the_operand_type_are_not_packed(device: str
         pack(replace(problem, activation="int8", output="float32"), get_device(device), with_nan)
 
 
+@pytest.mark.parametrize("code", [0x7C, 0xFC, 0x7E])
+def test_codes_that_arithmetic_reads_as_numbers_are_not_packed(code: int) -> None:
+    """GPUs decoded fp8_e5m2's infinity to 57344 or so, and NaN to more."""
+    problem = Gemm(4, 32, "fp8_e5m2", group_size=32, scale=False)
+    weight = QuantizedTensor.from_codes(torch.full((4, 32), code), "fp8_e5m2", (1, 32))
+    pack(problem, get_device("cpu"), weight)
+    pack(replace(problem, activation="fp8_e5m2"), HOPPER, weight)  # cores take it as it is
+    with pytest.raises(ConversionError, match="are decoded as numbers"):
+        pack(problem, HOPPER, weight)
+
+
 def test_tables_have_sizes_to_choose_from() -> None:
     """Pairs of five bits where 128 KiB are worth filling; schedules count on the least."""
     for name, sizes in (("random3", [1 << 15, 1 << 14, 0]), ("random5", [1 << 17, 1 << 12])):

@@ -154,10 +154,11 @@ class Lookup(ByteLookup):
 
 
 def operand_bits(conversion: Conversion) -> tuple[int, ...]:
-    """Return the operand's bits of every code (0 for codes without a value)."""
-    valid = np.zeros(1 << conversion.bits, dtype=bool)
-    valid[conversion.ttype.valid_codes()] = True
-    values = np.where(valid, core_values(conversion.ttype, conversion.operand), 0.0)
+    """Return the operand's bits of every code, of NaN and infinity too; 0 for codes that integers lack."""
+    values = core_values(conversion.ttype, conversion.operand)
+    if conversion.operand == "int8":
+        valid = np.isin(np.arange(len(values)), conversion.ttype.valid_codes())
+        values = np.where(valid, values, 0.0)
     kind = np.uint16 if conversion.lane == 16 else np.uint8
     return tuple(int(entry) for entry in values.astype(NUMPY_TYPES[conversion.operand]).view(kind))
 

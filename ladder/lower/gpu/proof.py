@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ladder.lower.gpu.machine import Machine, Word
-from ladder.lower.gpu.recipes import PLAIN, Conversion, Meaning, Recipe
+from ladder.lower.gpu.recipes import FLOAT_CORES, PLAIN, Conversion, Meaning, Recipe
 from schedules.layouts import pieces
 from tile_types import NumpyOps, TType, core_values, get_type
 from tile_types.errors import VerificationError
+from tile_types.forms import is_arithmetic
 
 Words = npt.NDArray[np.uint32]
 Reals = npt.NDArray[np.float64]
@@ -225,13 +226,15 @@ def prove(
 ) -> None:
     """Check a recipe for every valid code (and integer zero point) in every place.
 
+    Of a type without an arithmetic form that includes the codes of NaN and infinity: tables hold them.
+
     ``meaning`` must turn what the registers hold into the values without an error in float32.
     ``machine`` executes it.
 
     Raises VerificationError: Names the first code that decodes wrongly and what came out.
     """
     ttype, lane = conversion.ttype, conversion.lane
-    codes = ttype.valid_codes().astype(np.uint32)
+    codes = _proven_codes(conversion)
     zeros = _zero_range(ttype) if conversion.zero == "integer" else np.zeros(1, np.int64)
     batch = np.repeat(np.arange(len(codes)), len(zeros))
     zero = np.tile(zeros, len(codes))
@@ -247,6 +250,15 @@ def prove(
         chosen = (index % len(codes)).reshape(len(start), lane, 32 // lane)
         expected = values[chosen] - zeros_of[:, None, None]
         _check(machine(), recipe, conversion, meaning, codes[chosen], expected, zeros_of)
+
+
+def _proven_codes(conversion: Conversion) -> npt.NDArray[np.uint32]:
+    ttype = conversion.ttype
+    codes = ttype.valid_codes().astype(np.uint32)
+    if conversion.operand not in FLOAT_CORES or is_arithmetic(ttype):
+        return codes
+    special = np.flatnonzero(~np.isfinite(ttype.values())).astype(np.uint32)
+    return np.concatenate([codes, special])
 
 
 def _zero_range(ttype: TType) -> npt.NDArray[np.int64]:
@@ -268,7 +280,8 @@ def _check(
         out = np.broadcast_to(recipe.register(m, words, register, operand).content, zero.shape)
         for element, raw in enumerate(lanes(conversion.operand, out)):
             got = _value(raw, meaning, register % 2)
-            wrong = np.flatnonzero(got != expected[:, register, element])
+            right = expected[:, register, element]
+            wrong = np.flatnonzero((got != right) & ~(np.isnan(got) & np.isnan(right)))
             if len(wrong):
                 at = wrong[0]
                 raise VerificationError(
