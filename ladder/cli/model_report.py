@@ -25,6 +25,7 @@ from tile_types.arrays import torch_dtype
 from tile_types.errors import ArtifactError, DeviceError, LadderError, ParseError, ShapeError
 
 if TYPE_CHECKING:
+    from ladder.api.onnx_model import OnnxModel
     from ladder.runtime.model.executable import Executable
     from ladder.runtime.model.plan import ModelPlan
     from ladder.runtime.model.program import Program
@@ -153,12 +154,45 @@ def _of_onnx(path: Path, device: str, sizes: dict[str, int], step: Progress) -> 
 
     model = OnnxModel(path)
     chosen, where = place_of(device)
+    if model.staged.single is None and where is not None:
+        found = _of_shapes(path, model, chosen, where, sizes, step)
+        if found is not None:
+            return found
     stored = sum(t.nbytes for t in model.imported.program.held)
     stored += sum(w.value.nbytes for w in model.imported.weights)
     if where is None:
         return _absent(path.name, model.imported.program, chosen, sizes, stored)
     step("compiling")
     return _present(path.name, model.whole(where), chosen, sizes, step)
+
+
+def _of_shapes(
+    path: Path, model: OnnxModel, chosen: TileDevice, where: torch.device, sizes: dict[str, int],
+    step: Progress,
+) -> ModelReport | None:  # fmt: skip
+    """Report on a model that is one plan for some sizes only, for the least of those tried that it takes."""
+    from ladder.frontend.onnx_late import shape_of
+
+    inputs = {name: shape_of(info) for name, info in model.staged.inputs.items()}
+    if any(shape is None or None in shape for shape in inputs.values()):
+        return None
+    shapes = {
+        name: tuple(extent for extent in shape or () if extent is not None) for name, shape in inputs.items()
+    }
+    names = size_names(extent for shape in shapes.values() for extent in shape)
+    for known in _sizes_to_try([name for name in names if name not in sizes]):
+        given = {**known, **sizes}
+        bound = {name: tuple(map(int, bind_shape(shape, given))) for name, shape in shapes.items()}
+        try:
+            found = type(model)(path, shapes=bound)
+            if found.staged.single is None:
+                continue
+            step("compiling")
+            report = _present(path.name, found.whole(where), chosen, {}, step)
+        except LadderError:  # of sizes that the model does not take
+            continue
+        return replace(report, sizes=given)
+    return None
 
 
 def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Progress) -> ModelReport:

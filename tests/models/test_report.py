@@ -244,3 +244,23 @@ def test_every_kind_of_part_has_a_place() -> None:
 
     assert set(KINDS) == set(EVERY)
     assert KINDS[-1] == "view"
+
+
+def test_an_onnx_model_that_is_one_plan_for_some_sizes_only(folder: Path) -> None:
+    """Windows of 40 elements: 1 and 16 are fewer; what broadcasts is known once sizes are."""
+    import onnx
+    from onnx import parser
+
+    model = parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        frames (float[1, 1, n] x, float[m] z) => (float[1, 1, p] y)
+        <int64[1] zero = {0}, int64[1] all = {9223372036854775807}, int64[1] two = {2}> {
+            s = Slice(z, zero, all, zero, two)
+            t = MaxPool <kernel_shape = [40]> (x)
+            y = Add(t, s)
+        }""")
+    onnx.save(model, str(folder / "frames.onnx"))
+    report = run_report(str(folder / "frames.onnx"), sizes={"m": 2})
+    assert report.sizes == {"m": 2, "n": 64}
+    with pytest.raises(ladder.LadderError, match="no single plan"):
+        run_report(str(folder / "frames.onnx"), "cuda/sm_90a", {"m": 2})
