@@ -31,8 +31,9 @@ SCALING = re.compile(r"scale|scaling|absmax|codebook|lookup|lut|zero|shift")
 ONLINE = ("input", "output", "q_attn", "k_cache")
 """Where compressed-tensors applies transforms when a model runs; those of weights are in the weights."""
 
-ROTATIONS = ("rotation_config", "spinquant_config")
-"""What AutoRound calls rotations of inputs."""
+ROTATED = re.compile(r"rotation|rotated|hadamard|spinquant|quarot")
+"""Part of what configurations and arrays of a whole model call rotations of inputs: ``rotation``
+(GPTQModel), ``rotation_config`` (AutoRound), ``shared_input_rotation_4096`` (Quark)."""
 
 
 def require_nothing_else(layers: Mapping[str, Any], rest: Iterable[str]) -> None:
@@ -45,6 +46,11 @@ def require_nothing_else(layers: Mapping[str, Any], rest: Iterable[str]) -> None
         for module in _modules(name):
             known = module + WEIGHT not in layers or HARMLESS.fullmatch(name[len(module) + 1 :])
             require(bool(known), f"{name}: what it does beside the codes of {module}{WEIGHT} is not known")
+        require(not (layers and _rotates(name)), f"{name}: rotations of inputs are not done here")
+
+
+def _rotates(name: str) -> bool:
+    return ROTATED.search(name.rpartition(".")[2].lower()) is not None
 
 
 def _modules(name: str) -> Iterator[str]:
@@ -86,5 +92,5 @@ def require_no_transforms(config: Mapping[str, Any]) -> None:
         places = [each.get("location") for each in applied or () if isinstance(each, dict)]
         online = [place for place in places if place in ONLINE]
         require(not online, f"the configuration's transform {name!r} of {online[:1]} is not applied here")
-    found = [key for key in ROTATIONS if config.get(key)]
+    found = [key for key in config if config[key] and _rotates(key)]
     require(not found, f"the configuration has inputs rotated ({found}), which is not done here")

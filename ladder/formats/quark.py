@@ -16,7 +16,7 @@ from ladder.formats.bits import by_rows, octets_of, repacked, sign_bits, words_t
 from ladder.formats.compressed import is_mx, mx_element, mx_scales, mx_shape
 from ladder.formats.gptq import PackedForm, symmetric_or_not
 from ladder.formats.layer import SCALES, Format, Layer, Shape
-from ladder.formats.repack import transposed_nibbles
+from ladder.formats.repack import changed, transposed_nibbles
 from tile_types import QuantizedTensor, get_type
 from tile_types.errors import CheckpointError
 from tile_types.packing import pack_codes
@@ -124,23 +124,21 @@ def read(layer: Layer) -> QuantizedTensor:
 
     kind = integers(layer)
     assert kind is not None
-    bits, signed = WIDTHS[kind], not kind.startswith("u")
+    bits, is_signed = WIDTHS[kind], not kind.startswith("u")
     n, k, group = extents(layer)
     layer.require_type(".weight_scale", *SCALES)
     grouped, scale = scheme(layer).get("qscheme") == GROUPS, layer.tensor(".weight_scale")
     scale = scale.t().contiguous() if grouped else scale.reshape(n, 1)
-    middle = 1 << (bits - 1)
-    biased = middle if signed else 0
-    zero = torch.full(scale.shape, biased, dtype=torch.uint8)
+    highest = 1 << (bits - 1)  # what signed numbers and unsigned codes differ by
+    zero = torch.full(scale.shape, highest if is_signed else 0, dtype=torch.uint8)
     if ".weight_zero_point" in layer:
         layer.require_type(".weight_zero_point", STORED[kind])
-        found = numbers(layer, ".weight_zero_point", n) ^ biased
+        found = numbers(layer, ".weight_zero_point", n) ^ (highest if is_signed else 0)
         zero = (found.t() if grouped else found.reshape(-1, 1)).contiguous()
         layer.require(zero.shape == scale.shape, "zero points do not fit scales")
 
     def store(*, signed: bool) -> torch.Tensor:
-        flip = biased if not signed else biased ^ middle
-        return stored(layer, n, k, bits, grouped, flip)
+        return stored(layer, n, k, bits, grouped, highest if signed != is_signed else 0)
 
     form = PackedForm(n, k, bits, scale.shape[1], planar=False)
     fields = {"scale": scale, "columns": None, "block": (1, group)}
@@ -151,7 +149,7 @@ def stored(layer: Layer, n: int, k: int, bits: int, grouped: bool, flip: int) ->
     """Return the codes in canonical storage, some bits of each inverted."""
     if bits == 8:
         codes = numbers(layer, ".weight", k)
-        return (codes.t() if grouped else codes).contiguous() ^ flip
+        return changed((codes.t() if grouped else codes).contiguous(), flip)
     words = layer.tensor(".weight")
     if grouped:
         layer.require(k % 8 == 0, f"{k} inputs are no multiple of 8")

@@ -96,6 +96,8 @@ def changed(octets: torch.Tensor, flip: int, *, swaps: bool = False) -> torch.Te
     """
     import torch
 
+    if not (flip or swaps):
+        return octets
     lies = octets.is_contiguous() and octets.data_ptr() % 4 == 0 and octets.numel() % LINE == 0
     if not lies or octets.numel() < SMALL:
         turned = octets << 4 | octets >> 4 if swaps else octets

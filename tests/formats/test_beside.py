@@ -55,6 +55,13 @@ def test_arrays_that_no_format_knows_are_refused(what: str, tmp_path: Path) -> N
         ladder.load_checkpoint(changed(name, tmp_path, arrays))
 
 
+@pytest.mark.parametrize("name", ["shared_input_rotation_256", "model.shared_input_rotation_256"])
+def test_rotations_that_layers_share_are_refused(name: str, tmp_path: Path) -> None:
+    """Quark stores one for all layers of a size, which lies beside none of them."""
+    with pytest.raises(ladder.CheckpointError, match=f"^.*{name}: rotations of inputs"):
+        ladder.load_checkpoint(changed("modelopt_mxfp4", tmp_path, {name: torch.rand(32, 32)}))
+
+
 def test_what_weights_do_not_depend_on_is_allowed(tmp_path: Path) -> None:
     names = (
         "bias",
@@ -116,6 +123,8 @@ def test_casts_without_scales_are_tensors(tmp_path: Path) -> None:
         ({"rotation_config": {"hadamard_type": "hadamard", "block_size": 32}}, True),
         ({"spinquant_config": {"r1": True}}, True),
         ({"rotation_config": None}, False),
+        ({"rotation": "hadamard"}, True),  # GPTQModel's: inputs of down_proj, of which no array tells
+        ({"rotation": None}, False),
     ],
 )
 def test_transforms_of_a_running_model_are_refused(
