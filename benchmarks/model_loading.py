@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
-    parser.add_argument("--formats", default=",".join(["gptq", "awq", SOURCE, OWN, *GGUF]))
+    parser.add_argument("--formats", default=",".join(["gptq", "awq", SOURCE, "mxfp4", "nf4", OWN, *GGUF]))
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     rows = []

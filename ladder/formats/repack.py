@@ -91,15 +91,15 @@ def transposed_nibbles(words: torch.Tensor, order: Sequence[int], flip: int = 0)
 def changed(octets: torch.Tensor, flip: int, *, swaps: bool = False) -> torch.Tensor:
     """Invert bits of each byte, after its halves are exchanged if so told.
 
-    octets: uint8 of any shape.
+    octets: uint8 of any shape, on any device.
     flip: The bits, 0 to 255.
     """
     import torch
 
     if not (flip or swaps):
         return octets
-    lies = octets.is_contiguous() and octets.data_ptr() % 4 == 0 and octets.numel() % LINE == 0
-    if not lies or octets.numel() < SMALL:
+    lies = octets.is_cpu and octets.is_contiguous() and octets.data_ptr() % 4 == 0
+    if not lies or octets.numel() < SMALL or octets.numel() % LINE:
         turned = octets << 4 | octets >> 4 if swaps else octets
         return turned ^ flip if flip else turned
     words = octets.reshape(-1).view(torch.int32).view(-1, LINE // 4)

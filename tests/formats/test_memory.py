@@ -68,6 +68,12 @@ def test_bits_of_bytes(shape: tuple[int, int]) -> None:
     assert torch.equal(flipped(beside, 4), beside ^ 0x88)
 
 
+def test_bits_of_bytes_elsewhere() -> None:
+    """Engines load weights onto a GPU before they are changed: no kernel of the CPU is given them."""
+    octets = torch.empty(1024, 1024, dtype=torch.uint8, device="meta")
+    assert flipped(octets, 4).device == swapped_nibbles(octets).device == octets.device
+
+
 HOLES = """
 import torch
 from pathlib import Path
