@@ -17,6 +17,9 @@ from itertools import pairwise, permutations
 from tile_types.errors import ShapeError
 from tile_types.tile import Extent
 
+MOST = (1 << 31) - (1 << 20)
+"""Elements of a tensor that kernels count, in 32 bits: threads go some way beyond the last element."""
+
 Shape = tuple[Extent, ...]
 _Monomial = tuple[str, ...]
 _Polynomial = dict[_Monomial, int]

@@ -20,9 +20,6 @@ OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", *CALLS)
 COUNTING = tuple(kind for kind in OWN_KINDS if kind not in ("gemm", "prologue"))
 """Kinds of parts whose kernels count the elements of a tensor in 32 bits."""
 
-MOST = (1 << 31) - (1 << 20)
-"""Elements that they count: threads go some way beyond the last element."""
-
 KINDS = (*OWN_KINDS, "product", "library", "view", "torch")
 """``gemm``: a quantized product by a kernel of ours; ``prologue``: one whose kernel computes its activation
 rows, by a chain; ``found``: what kernels of a found graph compute;

@@ -317,6 +317,7 @@ def loader(members: Mapping[str, bytes], family: str) -> Callable[[str], Any]:
     def load_entry(name: str) -> Any:
         if f"{name}.so" not in members:
             raise ArtifactError(f"there is no member {name}.so")
-        return library.load_library(members[f"{name}.so"], f"{name}.so", family)[name]
+        module = library.load_library(members[f"{name}.so"], f"{name}.so", family)
+        return library.entry_of(module, name, family)
 
     return load_entry

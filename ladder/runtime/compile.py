@@ -186,7 +186,8 @@ def load_entry(kernel: Kernel, family: str) -> Any:
         data = kernel.library.read_bytes()
         if hashlib.sha256(data).hexdigest() != kernel.manifest.get(DIGEST):
             raise CacheError(f"{path} was changed since it was found; run `ladder cache clear`")
-        _functions[path] = library.load_library(data, kernel.library.name, family)[kernel.entry]
+        module = library.load_library(data, kernel.library.name, family)
+        _functions[path] = library.entry_of(module, kernel.entry, family)
     return _functions[path]
 
 

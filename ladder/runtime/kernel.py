@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ladder.ir.extents import MOST
 from ladder.ir.gemm import Gemm
 from ladder.runtime.allocate import Allocate, allocator, viewer
 from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
@@ -71,6 +72,8 @@ class CompiledGemm:
         self._view, self._strided = viewer(), strided()
         self._bounds = self.limits[:-1]  # the last entry serves every larger M
         self._extras = gemm.token_scale or gemm.bias
+        self._most = max(MOST // max(self._n, self._k) & -ALIGNMENT, ALIGNMENT)
+        """Rows of a launch."""
 
     def entry_name(self, m: int) -> str:
         """Return the name of the kernel that serves M = ``m``."""
@@ -127,7 +130,24 @@ class CompiledGemm:
         if self._on_cpu:
             keep_apart()
         extras = self._extra_arguments(m, rows, bias, token_scale) if self._extras else ()
-        self.entries[bisect_left(self._bounds, m)](rows, *weight, *extras, out)
+        self._multiply(rows, weight, extras, out)
+
+    def _multiply(
+        self,
+        rows: torch.Tensor,
+        weight: Sequence[Any],
+        extras: Sequence[torch.Tensor],
+        out: torch.Tensor,
+    ) -> None:
+        """Call the kernel for so many rows; for each part of them where it would not count all elements."""
+        m = rows.shape[0]
+        if m <= self._most:
+            self.entries[bisect_left(self._bounds, m)](rows, *weight, *extras, out)
+            return
+        for begin in range(0, m, self._most):
+            part = slice(begin, begin + self._most)
+            own = [x[part] if not at and self.gemm.token_scale else x for at, x in enumerate(extras)]
+            self._multiply(rows[part], weight, own, out[part])
 
     def bind(self, packed: PackedWeight) -> Call:
         """Return ``(x, bias, token_scale) -> y`` for one weight; what never changes is looked up once.
@@ -144,6 +164,7 @@ class CompiledGemm:
     def _bound(self, weight: Sequence[Any], where: torch.device) -> Call:
         """Return the call for a matrix, or a batch of them, that fits as it is; else it takes `_launch`."""
         n, k, output, view, launch = self._n, self._k, self.output, self._view, self._launch
+        most = self._most
         entries, bounds, allocate = self.entries, self._bounds, allocator(where)
         few = [entries[bisect_left(bounds, m)] for m in range(FEW_ROWS)]
         plain = not (self.pad or self._extras or self._on_cpu)
@@ -156,12 +177,12 @@ class CompiledGemm:
                 try:  # the kernel's entry looks at types, strides and devices; `launch` says what is wrong
                     shape = x.shape  # raises for nested tensors, as data_ptr for sparse ones
                     aligned = not x.data_ptr() % ALIGNMENT
-                    if aligned and len(shape) == 2 and shape[1] == k and (m := shape[0]):
+                    if aligned and len(shape) == 2 and shape[1] == k and 0 < (m := shape[0]) <= most:
                         y = allocate((m, n), y_strides, output)
                         (few[m] if m < FEW_ROWS else entries[bisect_left(bounds, m)])(x, *weight, y)
                         return y
                     flat = aligned and len(shape) == 3 and shape[2] == k and x.is_contiguous()
-                    if flat and (m := x.numel() // k):
+                    if flat and 0 < (m := x.numel() // k) <= most:
                         y = allocate((shape[0], shape[1], n), (shape[1] * n, n, 1), output)
                         rows, out = view(x, (m, k), x_strides, 0), view(y, (m, n), y_strides, 0)
                         (few[m] if m < FEW_ROWS else entries[bisect_left(bounds, m)])(rows, *weight, out)
@@ -203,11 +224,8 @@ class CompiledGemm:
                 rows = self.aligned(rows)
             if self._on_cpu:
                 keep_apart()
-            entry = self.entries[bisect_left(self._bounds, m)]
-            if self._extras or bias is not None or token_scale is not None:
-                entry(rows, *weight, *self._extra_arguments(m, x, bias, token_scale), out)
-            else:
-                entry(rows, *weight, out)
+            more = self._extras or bias is not None or token_scale is not None
+            self._multiply(rows, weight, self._extra_arguments(m, x, bias, token_scale) if more else (), out)
         return y
 
     def aligned(self, matrix: torch.Tensor) -> torch.Tensor:

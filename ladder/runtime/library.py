@@ -121,6 +121,28 @@ def load_library(data: bytes, title: str, family: str = "cpu") -> Any:
             raise ArtifactError(f"cannot load the kernel library {title}: {error}; build it again") from error
 
 
+def entry_of(module: Any, name: str, family: str) -> Callable[..., None]:
+    """Return an entry of a kernel library; a call leaves the current GPU as it is, where there are several.
+
+    family: Device family that the library was built for.
+    """
+    import torch
+
+    entry = module[name]
+    if family == "cpu" or torch.cuda.device_count() < 2:
+        return entry  # type: ignore[no-any-return]
+
+    def call(*arguments: Any) -> None:
+        before = torch.cuda.current_device()
+        try:
+            entry(*arguments)
+        finally:
+            if torch.cuda.current_device() != before:
+                torch.cuda.set_device(before)
+
+    return call
+
+
 def _private_file(data: bytes, folders: contextlib.ExitStack) -> Path:
     """Write a new folder's only file, below the cache or, where that is off or takes none, the system's."""
     name = f"{hashlib.sha256(data).hexdigest()}.so"

@@ -6,10 +6,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+
+
+_one_at_a_time = RLock()
+"""Held while something is recorded: recordings of a device share a stream."""
 
 
 @contextmanager
@@ -24,7 +29,7 @@ def recorded(
     """
     import torch
 
-    with torch.cuda.device(where):
+    with _one_at_a_time, torch.cuda.device(where):
         pool = torch.cuda.graph_pool_handle()
         options.setdefault("stream", _stream_of(torch.cuda.current_device()))
         try:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ladder.ir.extents import MOST
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.runtime.build import Job, Kernel, find_or_build, function_job
 from ladder.runtime.compile import load_entry, target_of
@@ -94,7 +95,13 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
         else:
             entry = _gpu_entry(source, activation, group, x.shape[-1], target_of(x.device))
             rows = rows.clone() if rows.data_ptr() % ALIGNMENT else rows
-        entry(rows, codes.view(rows.shape), scale.view(rows.shape[0], *groups))
+        arrays = rows, codes.view(rows.shape), scale.view(rows.shape[0], *groups)
+        most = max(MOST // rows.shape[1] & -ALIGNMENT, ALIGNMENT)  # rows of which it counts the elements
+        if rows.shape[0] <= most:
+            entry(*arrays)
+        else:
+            for begin in range(0, rows.shape[0], most):
+                entry(*(x[begin : begin + most] for x in arrays))
     return codes, scale
 
 

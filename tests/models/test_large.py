@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ladder
+from ladder.runtime import kernel, tokens
 from ladder.runtime.model import build, frame
 
 
@@ -62,3 +63,20 @@ def test_sizes_that_are_fixed_say_so_in_the_plan(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):
         torch.testing.assert_close(fast(x), normed(x))
     assert "kernels count 64 elements, a tensor has 72" in fast.plan()
+
+
+@pytest.mark.parametrize("activation", [None, "int8"])
+@torch.no_grad()
+def test_products_take_as_many_rows_at_a_time_as_kernels_count(
+    activation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = ladder.quantize(torch.randn(40, 96), "int4", group_size=32)
+    x = torch.randn(3, 67, 96)
+    for at, module in ((20 * 96, kernel), (32 * 96, tokens)):
+        monkeypatch.setattr(module, "MOST", at)
+    options = {} if activation is None else {"activation": activation}
+    layer = ladder.Linear.from_quantized(weight, bias=torch.randn(40), dtype=torch.float32, **options)
+    whole = layer(x)
+    assert torch.equal(whole, torch.stack([layer(part) for part in x]))
+    expected = x @ torch.from_numpy(weight.dequantize("float32").numpy()).t() + layer.bias
+    assert (whole - expected).abs().max() <= (2e-2 if activation else 1e-5) * expected.abs().max()

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from ladder import faults
-from ladder.ir.extents import product
+from ladder.ir.extents import MOST, product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.partition import Subgraph
 from ladder.partition.convolutions import plain_problem
-from ladder.partition.subgraphs import CALLS, COUNTING, MOST
+from ladder.partition.subgraphs import CALLS, COUNTING
 from ladder.runtime.build import Job, Kernel, all_built, attempt
 from ladder.runtime.compile import (
     ANY_M,

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from ladder.partition.subgraphs import COUNTING, MOST
+from ladder.ir.extents import MOST
+from ladder.partition.subgraphs import COUNTING
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.graphs import Replay
 from ladder.runtime.model.sizes import Sizes, together

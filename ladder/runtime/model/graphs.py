@@ -28,6 +28,9 @@ log = logging.getLogger("ladder.model")
 COPIED = 64 << 20
 """Bytes of arguments and results that a graph for one of many sets of sizes may hold."""
 
+MODE = "thread_local"
+"""A recording forbids its own thread alone what cannot be recorded: others, as NCCL's, go on meanwhile."""
+
 WARM = 2
 """Calls before a graph is recorded: the first loads kernels, the second shows which arguments stay."""
 
@@ -98,8 +101,6 @@ class Replay:
         self.step_by_step, self.owner = step_by_step, owner
         self.calls = self.recordings = 0
         self.generation = 0
-        self.mode = "global" if owner.plan.is_pure() else "thread_local"
-        """Whose calls a recording forbids: NCCL's own threads ask for its events meanwhile."""
         self.refused = ""
         self.stopwatch: Stopwatch | None = None
         """Of the call before the first recording; None if that one was part of a graph of the program's."""
@@ -155,7 +156,7 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         try:
             torch.cuda.synchronize(self.owner.where)
-            with recorded(graph, self.owner.where, capture_error_mode=self.mode):
+            with recorded(graph, self.owner.where, capture_error_mode=MODE):
                 results = self.step_by_step(static)
         except RuntimeError as error:
             self.refused = str(error)
@@ -163,5 +164,5 @@ class Replay:
             return
         self.graph = graph
         self.replayed = Replayed(results, self.owner.wanted - self.owner.written.keys(), static)
-        if self.mode != "global":
+        if not self.owner.plan.is_pure():
             _with_collectives.add(self)
