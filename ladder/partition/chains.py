@@ -313,7 +313,8 @@ def _gathers_once(node: Node, shape: Shape) -> bool:
 def scattered_windows(graph: Graph, taken: Container[str]) -> frozenset[str]:
     """Return the views that are stored since overlapping windows read an order that no strides describe.
 
-    As depthwise convolutions read shuffled channels: each window would gather them one by one.
+    As depthwise convolutions read shuffled channels: each window would gather them one by one. Images made
+    larger by broadcasts are read as they are: they have fewer elements.
 
     taken: Nodes that belong to products.
     """
@@ -324,7 +325,8 @@ def scattered_windows(graph: Graph, taken: Container[str]) -> frozenset[str]:
         below = graph.producer(node.inputs[0])
         value = below.inputs[0] if below.operator == "pad" else node.inputs[0]
         views, source = view_chain(graph, value)
-        if source is None or is_free(graph, views):
+        larger = any(graph.producer(view).operator == "broadcast" for view in views)
+        if source is None or larger or is_free(graph, views):
             continue
         cut = next(at for at in range(1, len(views) + 1) if is_free(graph, views[at:]))
         closed = (at for at in range(cut, len(views)) if graph.producer(views[at]).operator != "reshape")

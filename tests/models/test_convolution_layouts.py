@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ladder
+from ladder.ir import GraphBuilder
+from ladder.partition.chains import scattered_windows
 
 
 class Mixed(nn.Module):
@@ -225,6 +229,43 @@ def test_shuffled_channels_are_stored_before_windows_read_them(groups: int, read
     windows = [text.split("map") for text in operators(fast) if "map" in text.split()]
     assert windows
     assert not any("transpose" in before for before, *_ in windows)
+
+
+VIEWS: dict[str, tuple[list[tuple[str, dict[str, Any]]], int]] = {
+    "as it lies": ([], 0),
+    "turned": ([("transpose", {"permutation": (0, 2, 1, 3)})], 0),
+    "shuffled": (
+        [
+            ("reshape", {"shape": (1, 8, 8, 2, 4)}),
+            ("transpose", {"permutation": (0, 1, 2, 4, 3)}),
+            ("reshape", {"shape": (1, 8, 8, 8)}),
+        ],
+        1,
+    ),
+    "made larger": (
+        [
+            ("slice", {"begin": (0, 0, 0, 0), "shape": (1, 4, 4, 8), "step": ()}),
+            ("reshape", {"shape": (1, 4, 1, 4, 1, 8)}),
+            ("broadcast", {"shape": (1, 4, 2, 4, 2, 8)}),
+            ("reshape", {"shape": (1, 8, 8, 8)}),
+        ],
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VIEWS)
+def test_only_an_order_without_strides_is_stored_for_windows(case: str) -> None:
+    views, stored = VIEWS[case]
+    g = GraphBuilder(case)
+    x = g.input("x", "float32", (1, 8, 8, 8))
+    for operator, attributes in views:
+        x = g.add(operator, x, **attributes)
+    sizes = (("h", 6), ("r", 3), ("w", 6), ("s", 3))
+    graph = g.finish(g.add("map", x, spec="n h+r w+s c -> n h w r s c", sizes=sizes))
+    found = scattered_windows(graph, ())
+    assert len(found) == stored
+    assert found <= {node.name for node in graph.nodes if node.operator == "reshape"}
 
 
 POINTS = {
