@@ -4,7 +4,8 @@
 its name states (`benchmarks.amd_public_kernels`), which checks the model, and the plan's kernel of the same
 types, which is the gap of ours; both are printed over the published time. ``--json FILE`` records them. The
 published kernels are the fastest that AITER's tuning found (files of its ``aiter/configs``). Shapes were
-chosen before anything was predicted, and no constant was fitted to them.
+chosen before anything was predicted, and no constant was fitted to them. ``--bars`` prints instead what is
+predicted for the products whose times the project set itself, and ends with 1 where one misses its bar.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +145,8 @@ def points() -> Iterator[dict[str, Any]]:
         for (n, k), times in table.times.items():
             for m, microseconds, kernel in zip(table.rows, times, table.kernels[n, k], strict=True):
                 seconds, bound, schedule = predicted(table, n, k, m)
-                product = Product(m, n, k, table.types[1], element, table.direct)
-                theirs = public_seconds(product, get_device(table.target), kernel)
+                called = Product(m, n, k, table.types[1], element, table.direct)
+                theirs = public_seconds(called, get_device(table.target), kernel)
                 yield {
                     "target": table.target, "types": list(table.types), "n": n, "k": k, "m": m,
                     "published_us": microseconds, "source": table.source,
@@ -153,6 +155,40 @@ def points() -> Iterator[dict[str, Any]]:
                     "predicted_us": round(seconds * 1e6, 2), "bound": bound, "schedule": schedule,
                     "ratio": round(seconds * 1e6 / microseconds, 3),
                 }  # fmt: skip
+
+
+LARGE, WIDE_LAYER = ((28672, 8192), (8192, 28672)), (8448, 7168)
+"""N and K of products that memory binds at M = 1, and of the one whose MXFP4 kernels are published."""
+
+LIBRARY = {"near shapes, slowest": 1.2e15, "near shapes, fastest": 1.32e15, "any shape, fastest": 1.565e15}
+"""Operations per second of tuned bfloat16 products in AITER's table for gfx950. They stand for hipBLASLt,
+whose time of `WIDE_LAYER` at M = 4096 is not published; near shapes decide about the bar."""
+
+OVER_LIBRARY = 1.1
+
+
+def bars() -> Iterator[dict[str, Any]]:
+    """Yield what is predicted beside each bar, and whether it is met."""
+    for target, (n, k) in product(("rocm/gfx950", "rocm/gfx942", "rocm/gfx90a"), LARGE):
+        cost = next(iter(rank(gemm_for(n, k, "int4", "float16", group_size=128), get_device(target), 1))).cost
+        share = dict(cost.parts)["dram"] / cost.seconds
+        yield {
+            "what": f"{target} int4 x float16 {n}x{k}, M = 1: share of what reads sustain",
+            "predicted": round(share, 3), "bar": 0.92, "met": share >= 0.92,
+        }  # fmt: skip
+    n, k = WIDE_LAYER
+    for activation, m in product(("bfloat16", "float16", "mxfp4"), (1, 4096)):
+        table = Table("rocm/gfx950", ("mxfp4", activation), "", activation, False, (), {}, {})
+        seconds, bound, _ = predicted(table, n, k, m)
+        label = f"rocm/gfx950 mxfp4 x {activation} {n}x{k}, M = {m}, bound by {bound}"
+        if m == 1:
+            microseconds = round(seconds * 1e6, 1)
+            yield {"what": f"{label}: us", "predicted": microseconds, "bar": 9.0, "met": microseconds <= 9}
+            continue
+        over = {name: round(seconds * rate / (2 * m * n * k), 2) for name, rate in LIBRARY.items()}
+        worst = over["near shapes, fastest"]
+        yield {"what": f"{label}: times of bfloat16's time at the rates of {over}",
+               "predicted": worst, "bar": OVER_LIBRARY, "met": worst <= OVER_LIBRARY}  # fmt: skip
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -181,13 +217,22 @@ def main() -> None:
     """Print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path, help="record the points here")
+    parser.add_argument("--bars", action="store_true", help="only the project's own bars")
     options = parser.parse_args()
+    if options.bars:
+        said = list(bars())
+        for bar in said:
+            verdict = "met" if bar["met"] else "missed"
+            print(f"{bar['what']}: {bar['predicted']} (bar {bar['bar']}: {verdict})")
+        if options.json:
+            write_record(options.json, {"command": command(), "bars": said})
+        raise SystemExit(not all(bar["met"] for bar in said))
     found = []
     for point in points():
         found.append(point)
-        product = f"{' x '.join(point['types'])} {point['n']}x{point['k']} M={point['m']}"
+        called = f"{' x '.join(point['types'])} {point['n']}x{point['k']} M={point['m']}"
         print(
-            f"{point['target']} {product}: published {point['published_us']:.1f}, by the model"
+            f"{point['target']} {called}: published {point['published_us']:.1f}, by the model"
             f" {point['modelled_us']:.1f} us ({point['model']:.2f}); ours predicted"
             f" {point['predicted_us']:.1f} us ({point['ratio']:.2f}, {point['bound']})",
             flush=True,

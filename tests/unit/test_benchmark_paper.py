@@ -41,6 +41,14 @@ def test_every_figure_prints_and_draws(key: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", list(FIGURES))
+def test_what_disagrees_says_why(key: str) -> None:
+    figure = FIGURES[key]
+    for point in figure.points(Records()):
+        reasons = {"behind": point.note or figure.remark, "not measured": point.note or figure.results}
+        assert reasons.get(point.verdict, True), point.label
+
+
+@pytest.mark.parametrize("key", list(FIGURES))
 def test_what_measures_a_figure_exists(key: str) -> None:
     for _, arguments in FIGURES[key].results:
         assert importlib.util.find_spec(arguments.split()[0]) is not None
