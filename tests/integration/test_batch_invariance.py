@@ -29,12 +29,19 @@ def products_of_each_count(multiply: Any, x: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("weight", "activation"),
-    [("int4", "bfloat16"), ("nf4", "float32"), ("int4", "int8"), ("fp6_e3m2", "float16")],
+    ("weight", "activation", "zero"),
+    [
+        ("int4", "bfloat16", "none"),
+        ("nf4", "float32", "none"),
+        ("int4", "int8", "none"),
+        ("fp6_e3m2", "float16", "none"),
+        ("uint4", "float32", "integer"),
+        ("nf4", "float32", "float"),
+    ],
 )
-def test_rows_keep_their_bits_on_this_cpu(weight: str, activation: str) -> None:
-    operator = ladder.Matmul(80, 200, weight, activation, group_size=40, batch_invariant=True)
-    packed = operator.pack(ladder.quantize(draw(80, 200, 0), weight, group_size=40))
+def test_rows_keep_their_bits_on_this_cpu(weight: str, activation: str, zero: str) -> None:
+    operator = ladder.Matmul(80, 200, weight, activation, group_size=40, zero=zero, batch_invariant=True)
+    packed = operator.pack(ladder.quantize(draw(80, 200, 0), weight, group_size=40, zero=zero))
     source = torch.float32 if activation == "int8" else getattr(torch, activation)
     x = draw(max(ROWS), 200, 1).to(source)
     whole = operator(x, packed)

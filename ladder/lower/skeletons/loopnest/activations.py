@@ -23,6 +23,9 @@ from schedules.cpu_layout import UNIT, CpuLayout
 WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4}
 """Columns in one 32-bit word of each operand type."""
 
+PARTS = 8
+"""Sums of every eighth word of a row, which are then added in order."""
+
 
 @dataclass(frozen=True)
 class Activations:
@@ -139,10 +142,13 @@ class Activations:
         return words[v.lanes(0, count)]
 
     def _sum_group(self, block: Expr, group: Expr) -> None:
-        """Emit the sums of one group for all rows: lane ``i`` holds row ``i % rows``."""
+        """Emit the sums of one group for all rows: lane ``i`` holds row ``i % rows``.
+
+        Floats of a row are added in one order, however many rows a block has.
+        """
         dtype = "int32" if self.operand == "int8" else "float32"
         steps = (self.layout.padded_group or UNIT) // self.columns
-        width = min(16, steps * self.rows)
+        width = min(16, steps * self.rows) if dtype == "int32" else min(PARTS, steps) * self.rows
         vectors = steps * self.rows // width * (self.units if self.layout.group == 0 else 1)
         start = (block * self.steps + group * steps) * self.rows
         total = v.scratch(width, dtype)
