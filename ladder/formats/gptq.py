@@ -151,8 +151,10 @@ def symmetric_or_not(
 
     ``store(signed=...)`` gives the storage, with the highest bit of each code inverted if it is signed.
     """
+    import torch
+
     bits = form.bits
-    signed = bool((zero == 1 << (bits - 1)).all())
+    signed = torch.equal(zero, torch.full_like(zero, 1 << (bits - 1)))
     stored = store(signed=signed)
     if columns is not None:
         order = columns.long()

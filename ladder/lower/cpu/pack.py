@@ -96,7 +96,9 @@ def pack(gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None) ->
         integer = layout.lane == 8 and gemm.zero == "integer"
         # Where packed codes count from the smallest value, so do zero points.
         zero = _rows(weight, weight.zero)
-        zero = zero.double() - offset_of(gemm.weight) if layout.lane == 8 else zero
+        if layout.lane == 8:
+            narrow = zero.dtype.itemsize == 1 and not zero.dtype.is_floating_point
+            zero = (zero.int() if narrow else zero.double()) - offset_of(gemm.weight)
         arrays["zeros"] = _grouped(layout, gemm, zero, torch.int32 if integer else torch.float32)
     row_scale = torch.ones(layout.padded_n(gemm.n), dtype=torch.float32, device=where)
     if not gemm.scale:
