@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ladder.runtime.model.program import Program
     from ladder.runtime.model.whole import WholeModel
     from targets import TileDevice
+    from tile_types.tile import Extent
 
 PYTHON = "python:"
 """How a target begins that names a function: ``python:module:function``."""
@@ -171,18 +172,13 @@ def _of_shapes(
     step: Progress,
 ) -> ModelReport | None:  # fmt: skip
     """Report on a model that is one plan for some sizes only, for the least of those tried that it takes."""
-    from ladder.frontend.onnx_late import shape_of
-
-    inputs = {name: shape_of(info) for name, info in model.staged.inputs.items()}
-    if any(shape is None or None in shape for shape in inputs.values()):
+    shapes = {name: _open_shape(name, info) for name, info in model.staged.inputs.items()}
+    if any(shape is None for shape in shapes.values()):
         return None
-    shapes = {
-        name: tuple(extent for extent in shape or () if extent is not None) for name, shape in inputs.items()
-    }
-    names = size_names(extent for shape in shapes.values() for extent in shape)
+    names = size_names(extent for shape in shapes.values() for extent in shape or ())
     for known in _sizes_to_try([name for name in names if name not in sizes]):
         given = {**known, **sizes}
-        bound = {name: tuple(map(int, bind_shape(shape, given))) for name, shape in shapes.items()}
+        bound = {name: tuple(map(int, bind_shape(shape or (), given))) for name, shape in shapes.items()}
         try:
             found = type(model)(path, shapes=bound)
             if found.staged.single is None:
@@ -193,6 +189,18 @@ def _of_shapes(
             continue
         return replace(report, sizes=given)
     return None
+
+
+def _open_shape(name: str, info: Any) -> tuple[Extent, ...] | None:
+    """Return an input's extents, open ones by names that sizes can have; None if its rank is open."""
+    from ladder.frontend.importer import identifier
+    from ladder.frontend.onnx_late import shape_of
+
+    shape = shape_of(info)
+    if shape is None:
+        return None
+    names = [dim.dim_param or f"{name}_{axis}" for axis, dim in enumerate(info.tensor_type.shape.dim)]
+    return tuple(identifier(own) if e is None else e for e, own in zip(shape, names, strict=True))
 
 
 def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Progress) -> ModelReport:
