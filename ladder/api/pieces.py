@@ -152,16 +152,18 @@ class Pieces:
     def _reach(self, at: int, known: dict[Node, Any]) -> tuple[int, str, dict[Node, Any]]:
         """Return the number of the first node from one on that cannot be traced, why, and fakes of values."""
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        fakes = {node: _fake(mode, known[node]) for node in self.live[at]}
+        fakes, strange = _fakes(mode, {node: known[node] for node in self.live[at]})
         devices: set[torch.device] = set()
         for number in range(at, len(self.nodes)):
             node = self.nodes[number]
+            if odd := [value for value in node.all_input_nodes if value in strange]:
+                return number, f"{odd[0]} has no fake tensor: {strange[odd[0]]}", fakes
             try:
                 args, kwargs = map_arg((node.args, node.kwargs), fakes.__getitem__)
                 with mode:
                     found = _called(node, args, kwargs)
             except Exception as error:
-                return number, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}", fakes
+                return number, _why(error), fakes
             met = [each for each in tree_leaves((args, kwargs, found)) if isinstance(each, torch.Tensor)]
             devices |= {each.device for each in met}
             if len(devices) > 1 or any(each.type not in PLANNED for each in devices):
@@ -216,8 +218,25 @@ def _signatures(nodes: Iterable[Node], known: dict[Node, Any]) -> tuple[Any, ...
 def _signature(value: Any) -> Any:
     """Return what the pieces for a value depend on."""
     if isinstance(value, torch.Tensor):
-        return (value.shape, value.stride(), value.dtype)
+        strided = value.layout is torch.strided and not value.is_nested
+        return (value.shape, value.stride(), value.dtype) if strided else (value.layout, value.dtype)
     return tuple(map(_signature, value)) if isinstance(value, tuple | list) else (type(value), value)
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _fakes(mode: FakeTensorMode, known: dict[Node, Any]) -> tuple[dict[Node, Any], dict[Node, str]]:
+    """Return fakes of values, and why the others have none, as quantized and nested tensors."""
+    fakes: dict[Node, Any] = {}
+    strange: dict[Node, str] = {}
+    for node, value in known.items():
+        try:
+            fakes[node] = _fake(mode, value)
+        except Exception as error:  # what torch raises for a layout or a type is not documented
+            strange[node] = _why(error)
+    return fakes, strange
 
 
 def _fake(mode: FakeTensorMode, value: Any) -> Any:

@@ -113,6 +113,13 @@ def is_traced() -> bool:
 Called = TypeVar("Called", bound=Callable[..., Any])
 
 
+WHOLE = (
+    "ladder.compile captures this function itself; where torch must see all of it, as with fullgraph=True or "
+    "torch.export, give it the function that was compiled: its attribute `function`"
+)
+"""What torch.compile says where it may not leave out a call."""
+
+
 def beside_torch_compile(function: Called) -> Called:
     """Let torch.compile around a function, as in transformers' ``generate``, leave it and what it calls.
 
@@ -122,6 +129,7 @@ def beside_torch_compile(function: Called) -> Called:
     skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
     frames.set_code_exec_strategy(function.__code__, skipped)
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = WHOLE  # type: ignore[attr-defined]
     return function
 
 

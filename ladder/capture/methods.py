@@ -10,12 +10,14 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
 
 _FORWARD = "forward"
+_NAMES = frozenset({"__name__", "__qualname__"})
+"""What torch.jit.trace and functools.wraps read of functions."""
 
 
 class Capturing(Protocol):
@@ -36,6 +38,8 @@ def attribute_of(captured: Capturing, name: str) -> Any:
     function = captured.__dict__.get("function")
     if name == "__signature__" and function is not None:
         return signature_of(function)
+    if name in _NAMES and isinstance(function, FunctionType | MethodType):
+        return getattr(function, name)
     if not isinstance(function, torch.nn.Module) or name.startswith("__"):
         raise AttributeError(f"{type(captured).__qualname__!r} object has no attribute {name!r}", name=name)
     found = getattr(function, name)

@@ -1,6 +1,7 @@
 """What natives make of plain data is followed: arrays, matches, signatures, shapes, tensors."""
 
 import collections
+import functools
 import inspect
 import re
 import types
@@ -325,6 +326,27 @@ def test_torch_traces_a_captured_function(recorded: bool) -> None:
     traced = torch.jit.trace(lambda x: fast(x), torch.randn(4))
     x = torch.randn(6)
     assert torch.equal(traced(x), program(x))
+    assert torch.equal(torch.jit.trace(fast, torch.randn(4))(x), program(x))  # asks for a name
+    assert (fast.__name__, functools.wraps(fast)(lambda x: x).__name__) == ("program", "program")
+
+
+def test_torch_compile_says_what_it_needs_where_it_may_leave_nothing_out() -> None:
+    fast = capture(lambda x: x + 1)
+    whole = torch.compile(lambda x: fast(x) * 2, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="give it the function that was compiled"):
+        whole(torch.randn(3))
+
+
+def test_a_native_that_graphs_cannot_name_is_called_between_them() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows, inverse, _ = torch._VF.unique_dim(x * 2, 0, True, True, False)  # type: ignore[attr-defined]
+        return rows + 1, inverse * 2
+
+    fast = capture(program)
+    for count in (3, 4, 4):
+        x = torch.randn(count, 2).sign()
+        for expected, found in zip(program(x), fast(x), strict=True):
+            assert torch.equal(expected, found)
 
 
 def test_while_loop_of_torch() -> None:

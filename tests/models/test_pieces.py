@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.fx
 
+import ladder
 from ladder.api.pieces import FEWEST, Pieces
 from ladder.capture.captured import run_as_is
 
@@ -42,3 +43,20 @@ def test_short_pieces_run_as_they_are_and_plans_are_for_the_sizes_of_what_they_r
     assert len(made) == plans
     kept = sum(len(steps) for found in pieces.steps for steps in found.values())
     assert kept == (plans + 3 if plans else 3)  # each selection, what is between them, and what follows
+
+
+def test_values_without_fake_tensors_are_read_in_torch() -> None:
+    """Quantized and nested tensors have no fakes: the steps that read them run as they are."""
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        scales, zeros = torch.full((3,), 0.1), torch.zeros(3, dtype=torch.int64)
+        coarse = torch.quantize_per_channel(x, scales, zeros, 1, torch.qint8)
+        nested = torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, len(x)]))
+        return [coarse.dequantize().relu(), *[part.sum(0) for part in (nested * 2).unbind()]]
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for rows in (3, 3, 2, 5, 3):
+            x = torch.randn(rows, 3)
+            for expected, found in zip(program(x), fast(x), strict=True):
+                torch.testing.assert_close(found, expected)

@@ -376,5 +376,6 @@ def is_torch_native(function: Any) -> bool:
         return True
     if type(function) is not types.BuiltinFunctionType:
         return False
-    named = getattr(function, "__qualname__", "").startswith("_VariableFunctionsClass.")
-    return named or function in NATIVE_OPERATORS or function.__module__ in _NATIVE_MODULES
+    if getattr(function, "__qualname__", "").startswith("_VariableFunctionsClass."):
+        return hasattr(torch, function.__name__)  # torch.fx cannot write the others
+    return function in NATIVE_OPERATORS or function.__module__ in _NATIVE_MODULES
