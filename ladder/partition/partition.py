@@ -174,7 +174,8 @@ def _is_small(part: Subgraph) -> bool:
     loops = separate_loops(graph, results) if all(isinstance(size, int) for size in sizes) else None
     if loops is None:
         return False
-    rows = sum(int(product(graph.tile(r[0]).shape[: row_axes(graph, r)])) for r in loops)
+    counts = [product(graph.tile(r[0]).shape[: row_axes(graph, r)]) for r in loops]
+    rows = sum(count if isinstance(count, int) else math.inf for count in counts)  # open ones of no elements
     return rows <= SIDE and max(map(int, sizes)) <= SIDE * rows
 
 

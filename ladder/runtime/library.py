@@ -122,7 +122,10 @@ def load_library(data: bytes, title: str, family: str = "cpu") -> Any:
 
 
 def entry_of(module: Any, name: str, family: str) -> Callable[..., None]:
-    """Return an entry of a kernel library; a call leaves the current GPU as it is, where there are several.
+    """Return an entry of a kernel library.
+
+    Where there are several GPUs a call makes that of its first tensor the current one, and the one before
+    current again: entries leave theirs behind, and may ask for memory before they have changed to it.
 
     family: Device family that the library was built for.
     """
@@ -133,12 +136,9 @@ def entry_of(module: Any, name: str, family: str) -> Callable[..., None]:
         return entry  # type: ignore[no-any-return]
 
     def call(*arguments: Any) -> None:
-        before = torch.cuda.current_device()
-        try:
+        where = next((x.get_device() for x in arguments if isinstance(x, torch.Tensor)), None)
+        with torch.cuda.device(where):
             entry(*arguments)
-        finally:
-            if torch.cuda.current_device() != before:
-                torch.cuda.set_device(before)
 
     return call
 

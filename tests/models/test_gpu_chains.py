@@ -17,6 +17,7 @@ from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import Mapping, mappings
+from ladder.partition import partition
 from ladder.simulate import SimulationResult, simulate_launch
 from ladder.simulate.operator import FAMILIES
 from targets import get_device
@@ -308,3 +309,12 @@ def test_tokens_are_quantized_in_the_chain(target: str, width: int) -> None:
     assert not result.findings, result.report()
     assert np.array_equal(outputs[0], np.rint(np.maximum(values, 0)).astype(np.int8))
     assert outputs[1].tolist() == [1.0, 1.0, 2.0**-126]
+
+
+def test_chains_of_open_sizes_without_elements_are_divided() -> None:
+    """An extent 0 makes the number of elements known, though not that of rows."""
+    g = GraphBuilder("model")
+    x, y = g.input("x", "float32", ("S", 3, 0)), g.input("y", "float16", (4, "S", 0))
+    graph = g.finish(g.add("exp", x), g.add("neg", y))
+    parts = partition(graph, side_by_side=True, device=get_device("cuda/sm_90a"))
+    assert {value for part in parts for value in part.outputs} == set(graph.outputs)
