@@ -21,6 +21,7 @@ from schedules.layouts import (
     packed_group,
     padded,
 )
+from tile_types.arrays import ldexp
 from tile_types.errors import ConversionError, ShapeError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _lowered(
     import torch
 
     exponent = _row_exponent(scale, zero, limits)
-    return torch.ldexp(torch.ones_like(scale[0]), exponent), torch.ldexp(scale, -exponent)
+    return ldexp(torch.ones_like(scale[0]), exponent), ldexp(scale, -exponent)
 
 
 def _expand(array: Any, weight: QuantizedTensor, group: int) -> torch.Tensor:
@@ -195,7 +196,7 @@ def _coarse(zero: torch.Tensor, element: TType, eps: float) -> torch.Tensor:
 
     reach = torch.stack((zero.abs(), (element.maximum - zero).abs(), (element.minimum - zero).abs()))
     _, exponent = torch.frexp(reach.amax(dim=0))
-    step = torch.ldexp(torch.full_like(zero, eps / 2), exponent).clamp(max=1.0)
+    step = ldexp(torch.full_like(zero, eps / 2), exponent).clamp(max=1.0)
     return (zero / step).round() * step
 
 

@@ -292,6 +292,14 @@ def numpy_dtype(name: str) -> Any:
     return np.dtype(NUMPY_DTYPES.get(name, name))
 
 
+def ldexp(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """Return ``x * 2**exponent``: torch launches its own on the current GPU, wherever the tensors lie."""
+    import torch
+
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        return torch.ldexp(x, exponent)
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype of one of our names.
 

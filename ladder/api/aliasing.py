@@ -203,6 +203,8 @@ class Separated:
         self.marks: list[tuple[int, int]] = []
         """Results whose versions are set, with what they are: a later run may write them more often."""
         self.told = False
+        self.built: object = None
+        """What it was made from, for those who ask what became of a graph as long as this runs it."""
 
     def __call__(self, *inputs: Any) -> Any:
         if self.executable is None:

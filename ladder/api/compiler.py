@@ -112,7 +112,7 @@ class Compiler:
 
     def __init__(self, precise: bool = False, search: float = 0.0) -> None:
         self.precise, self.search = precise, search
-        self.built: list[Built] = []
+        self._built: list[Callable[[], Built | None]] = []
         self.refused: list[str] = []
         self.alone: list[str] = []
         """Operators between plans that run in torch, and why."""
@@ -158,8 +158,16 @@ class Compiler:
         run = separated(built.executable, expected, module, examples, opened)
         if place.type == "cpu":  # on GPUs a first run records a graph of launches, for the arguments of calls
             run.rehearse(examples)
-        self.built.append(built)
+        self._remember(run, built)
         return run
+
+    @property
+    def built(self) -> list[Built]:
+        """What was built, in order."""
+        return [built for get in self._built if (built := get()) is not None]
+
+    def _remember(self, run: Separated, built: Built) -> None:
+        self._built.append(lambda: built)
 
     def _otherwise(self, module: torch.fx.GraphModule, reason: str) -> Callable[..., Any] | None:
         """Return what runs a graph that is no plan by several: one per set of sizes, or per piece."""

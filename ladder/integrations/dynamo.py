@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -12,13 +13,20 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ladder.api.aliasing import Separated
 from ladder.api.compiler import Compiler
 from ladder.capture.captured import run_as_is
 from ladder.capture.trace.graph_module import respell, switched
+from ladder.runtime.model.build import Built
 
 
 class DynamoCompiler(Compiler):
     """Compiles graphs of many functions."""
+
+    def _remember(self, run: Separated, built: Built) -> None:
+        """Know of a plan as long as torch keeps what runs it: this compiler stays as long as the process."""
+        run.built = built
+        self._built = [get for get in self._built if get() is not None] + [weakref.ref(built)]
 
     def program(self) -> object:
         """Return the number of the code that torch is capturing."""

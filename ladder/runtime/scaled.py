@@ -16,7 +16,7 @@ from schedules.scaled import place_scales
 from schedules.scaled_choice import AnyScaled, ranked
 from targets import TileDevice, get_device
 from tile_types import get_type
-from tile_types.arrays import as_torch, torch_dtype
+from tile_types.arrays import as_torch, ldexp, torch_dtype
 from tile_types.errors import DeviceError, DTypeError, ShapeError
 from tile_types.packing import pack_codes
 
@@ -149,7 +149,7 @@ def _exponents(largest: torch.Tensor, limit: float) -> tuple[torch.Tensor, ...]:
 
     exponent = torch.frexp(largest)[1] - math.frexp(limit)[1]
     exponent = torch.where(largest > 0, exponent, ZERO_EXPONENT).clamp(-127, 127)
-    scale = torch.ldexp(torch.ones_like(largest), exponent)
+    scale = ldexp(torch.ones_like(largest), exponent)
     return torch.ones(1, device=largest.device), scale, exponent + 127
 
 

@@ -49,3 +49,20 @@ def test_calls_on_several_devices_in_turn() -> None:
         torch.testing.assert_close(fast(x), torch.softmax(torch.tanh(x) @ x.t(), -1).sum(0))
         assert torch.cuda.current_device() == 0
     assert not fast.refused
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("weight", ["int4", "nf4", "mxfp4"])
+@torch.no_grad()
+def test_quantized_layers_on_another_device_than_the_current(weight: str) -> None:
+    """Torch's own `ldexp`, which scales are lowered by, launches on the current one."""
+    layer = torch.nn.Linear(128, 96, device="cuda:1", dtype=torch.float16)
+    model = torch.nn.Sequential(layer)
+    ladder.quantize_(model, weight)
+    dense, fast = model[0].weight, ladder.compile(model)
+    x = torch.randn(5, 3, 128, device="cuda:1", dtype=torch.float16)
+    expected = torch.nn.functional.linear(x.double(), dense.double(), layer.bias.double())
+    for run in (model, fast, fast, fast, fast):
+        error = (run(x).double() - expected).norm() / expected.norm()
+        assert error <= 2e-3
+        assert torch.cuda.current_device() == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -205,3 +207,20 @@ def test_fake_tensors_are_given_to_torch() -> None:
             found = fast(mode.from_tensor(x, symbolic_context=open_sizes))
             assert isinstance(found, FakeTensor)
         torch.testing.assert_close(fast(x.clone()), written(x.clone()))
+
+
+def test_plans_go_with_what_torch_compiled() -> None:
+    """The backend's record of plans keeps no model alive."""
+    weights = []
+    for rows in (3, 4):
+        model = nn.Sequential(nn.Linear(8, 16), nn.SiLU())
+        weights.append(weakref.ref(model[0].weight))
+        fast = torch.compile(model, backend=dynamo.backend)
+        with torch.no_grad():
+            for _ in range(3):
+                fast(torch.randn(rows, 8))
+        assert dynamo.compiler.built
+        del model, fast
+    torch._dynamo.reset()
+    gc.collect()
+    assert [weight() for weight in weights] == [None, None]
