@@ -215,6 +215,27 @@ def test_each_of_many_joined_rows_is_behind_few_branches() -> None:
     torch.testing.assert_close(runner(graph)(*given)[0], torch.cat(given).exp())
 
 
+def test_sums_of_a_branch_end_with_it() -> None:
+    """Longformer's probabilities: one side of a join knows nothing of what the other has computed."""
+
+    def program(masked: torch.Tensor, *x: torch.Tensor) -> torch.Tensor:
+        count = len(masked)
+        scores, *ends = (each.view(count, -1, *each.shape[-2:]) for each in x[:3])
+        own, *bounds = (each.view(count, -1, 1, 9) for each in x[3:])
+        scores = scores.view(count, 4, 16, 9).transpose(1, 2)[:, 4:12]
+        wide = torch.cat([ends[0], scores, ends[1]], 1)
+        wide = wide + torch.cat([bounds[0], own[:, 4:12], bounds[1]], 1)
+        rows = torch.softmax(wide, -1).masked_fill(masked[..., None, None], 0)
+        return torch.nn.functional.pad(rows.transpose(1, 2).reshape(4 * count, 4, 4, 9), (0, 5))
+
+    fast = ladder.compile(program)
+    for count in (2, 3, 2, 4):
+        shapes = (4 * count, 4, 4, 9), *[(count, 4, 4, 9)] * 2, (count, 4, 4, 9), *[(count, 4, 1, 9)] * 2
+        given = [torch.rand(count, 16) > 0.5, *map(torch.randn, shapes)]
+        torch.testing.assert_close(fast(*given), program(*given))
+    assert not fast.refused
+
+
 def test_rows_of_open_length_are_kept() -> None:
     """One kernel for rows of any length, one or several of a block, by one thread or several."""
     torch.manual_seed(0)  # what cancels has no bound

@@ -208,10 +208,13 @@ class Values(Indices):
 
     @contextmanager
     def assuming(self, comparison: tuple[Expr, Expr], holds: bool) -> Iterator[None]:
-        """Take ``position < boundary`` as decided."""
+        """Take ``position < boundary`` as decided; what is computed in that branch ends with it."""
+        before = self.cells, self.rows
+        self.cells, self.rows = dict(self.cells), dict(self.rows)
         with self.decided(comparison, holds):
             self.forget()
             yield
+        self.cells, self.rows = before
         self.forget()
 
     def under(self, conditions: Sequence[Expr], make: Callable[[], Expr]) -> Expr:
