@@ -35,6 +35,11 @@ def strided() -> torch.layout:
     return torch.strided
 
 
+def rows_at_once(columns: int) -> int:
+    """Return how many rows a launch takes at most: kernels would not count the elements of more."""
+    return max(MOST // columns & -ALIGNMENT, ALIGNMENT)
+
+
 class CompiledGemm:
     """``y = epilogue(x · decode(weight)ᵀ + bias)`` for any M, on one kind of device.
 
@@ -72,8 +77,7 @@ class CompiledGemm:
         self._view, self._strided = viewer(), strided()
         self._bounds = self.limits[:-1]  # the last entry serves every larger M
         self._extras = gemm.token_scale or gemm.bias
-        self._most = max(MOST // max(self._n, self._k) & -ALIGNMENT, ALIGNMENT)
-        """Rows of a launch."""
+        self._most = rows_at_once(max(self._n, self._k))
 
     def entry_name(self, m: int) -> str:
         """Return the name of the kernel that serves M = ``m``."""

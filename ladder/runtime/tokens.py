@@ -7,11 +7,10 @@ from dataclasses import asdict
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ladder.ir.extents import MOST
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.runtime.build import Job, Kernel, find_or_build, function_job
 from ladder.runtime.compile import load_entry, target_of
-from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.kernel import ALIGNMENT, rows_at_once
 from ladder.runtime.spills import warn_of_spills
 from ladder.runtime.threads import keep_apart
 from targets import get_device, host_cpu
@@ -96,7 +95,7 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
             entry = _gpu_entry(source, activation, group, x.shape[-1], target_of(x.device))
             rows = rows.clone() if rows.data_ptr() % ALIGNMENT else rows
         arrays = rows, codes.view(rows.shape), scale.view(rows.shape[0], *groups)
-        most = max(MOST // rows.shape[1] & -ALIGNMENT, ALIGNMENT)  # rows of which it counts the elements
+        most = rows_at_once(rows.shape[1])
         if rows.shape[0] <= most:
             entry(*arrays)
         else:

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import ladder
-from ladder.runtime import kernel, tokens
+from ladder.runtime import kernel
 from ladder.runtime.model import build, frame
+from ladder.runtime.model.profile import ready_steps
 
 
 def normed(x: Tensor) -> Tensor:
@@ -72,11 +73,21 @@ def test_products_take_as_many_rows_at_a_time_as_kernels_count(
 ) -> None:
     weight = ladder.quantize(torch.randn(40, 96), "int4", group_size=32)
     x = torch.randn(3, 67, 96)
-    for at, module in ((20 * 96, kernel), (32 * 96, tokens)):
-        monkeypatch.setattr(module, "MOST", at)
+    monkeypatch.setattr(kernel, "MOST", 20 * 96)
     options = {} if activation is None else {"activation": activation}
     layer = ladder.Linear.from_quantized(weight, bias=torch.randn(40), dtype=torch.float32, **options)
     whole = layer(x)
     assert torch.equal(whole, torch.stack([layer(part) for part in x]))
     expected = x @ torch.from_numpy(weight.dequantize("float32").numpy()).t() + layer.bias
     assert (whole - expected).abs().max() <= (2e-2 if activation else 1e-5) * expected.abs().max()
+
+
+@torch.no_grad()
+def test_profiles_run_what_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (frame, build):
+        monkeypatch.setattr(module, "MOST", 64)
+    fast = ladder.compile(normed)
+    for rows in (4, 5, 6):
+        fast(torch.randn(rows, 8))
+    steps, _ = ready_steps(fast.models[-1].executable, [torch.randn(9, 8)])
+    assert steps.by_torch

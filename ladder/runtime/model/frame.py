@@ -81,8 +81,6 @@ class Frame:
         state = self.enter(sizes)
         if state.replay is not None:
             return state.replay.run(values, generation)
-        if state.is_beyond and state.steps is None:
-            state.steps = Steps(self.memory.settled(sizes), by_torch=COUNTING)
         if state.steps is None and self.settles and not state.some_empty:
             state.calls += 1
             if state.calls >= self.enough:
@@ -106,6 +104,8 @@ class Frame:
         memory = self.memory
         memory.sizes, memory.buffers, memory.now.known = sizes, state.buffers, state.extents
         memory.some_empty = state.some_empty
+        if state.is_beyond and state.steps is None:
+            state.steps = Steps(memory.settled(sizes), by_torch=COUNTING)
         self.entered = state
         return state
 

@@ -203,9 +203,9 @@ def ready_steps(executable: Executable, values: Sequence[Any]) -> tuple[Steps, S
         values = (*values, *executable.bound.joined.of(values))
     frame = Frame(executable.bound)
     sizes = tuple(executable.sizes(values).values())
-    some_empty = frame.enter(sizes).some_empty
-    on_gpu = executable.where.type == "cuda"
-    steps = frame.steps if on_gpu or some_empty else frame.settled(sizes)
+    state = frame.enter(sizes)
+    for_all = executable.where.type == "cuda" or state.some_empty
+    steps = state.steps or (frame.steps if for_all else frame.settled(sizes))
     steps.run(values)
     return steps, values
 
