@@ -23,7 +23,6 @@ __all__ = [
     "own_values_named",
     "require_values",
     "stored_type",
-    "values_text",
 ]
 
 

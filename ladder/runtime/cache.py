@@ -28,7 +28,8 @@ from ladder.installation import cache_root, installed_version, ladder_version, t
 from tile_types import get_type
 from tile_types.errors import CacheError, MissingToolError
 from tile_types.files import replacing
-from tile_types.identity import own_values_named, values_text
+from tile_types.identity import own_values_named
+from tile_types.ttype import values_text
 
 if TYPE_CHECKING:
     from ladder.ir.gemm import Gemm

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import ladder
 from ladder.runtime import kernel
-from ladder.runtime.model import build, frame
+from ladder.runtime.model import attention, build, frame
 from ladder.runtime.model.profile import ready_steps
 
 
@@ -91,3 +91,14 @@ def test_profiles_run_what_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
         fast(torch.randn(rows, 8))
     steps, _ = ready_steps(fast.models[-1].executable, [torch.randn(9, 8)])
     assert steps.by_torch
+
+
+def test_heads_that_lie_far_apart_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of a cache may span more elements than 32 bits count, though it has few."""
+    monkeypatch.setattr(attention, "MOST", 1000)
+    cache = torch.randn(4, 2, 8, 16)
+    near, far = cache[:1], cache[::3]
+    assert attention.readable("k", near) is near
+    copied = attention.readable("k", far)
+    assert attention.elements_spanned(far) > 1000 >= attention.elements_spanned(copied)
+    assert torch.equal(copied, far)

@@ -13,10 +13,12 @@ import torch
 from ladder.ir.attention import AXES, Attention, as_attention, open_extents
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
+from ladder.ir.extents import MOST
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import chosen, is_open, on_cpu, served
 from ladder.runtime.build import Job, function_job
 from ladder.runtime.kernel import ALIGNMENT
+from ladder.runtime.model.arguments import span_of
 from ladder.runtime.model.memory import rounded_up
 from ladder.runtime.operator import attend
 from schedules.attention import AnySchedule, best, next_best
@@ -25,9 +27,6 @@ from tile_types.errors import ShapeError
 
 ALIGNED = ("q", "k", "v", "out")
 """Tensors that kernels access in wide pieces."""
-
-LARGEST = 1 << 31
-"""Elements that 32-bit offsets reach."""
 
 
 def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
@@ -45,8 +44,8 @@ def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
         tensor = given[name]
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ShapeError(f"attention needs contiguous rows of {name}, got strides {tensor.stride()}")
-        span = 1 + sum((e - 1) * s for e, s in zip(tensor.shape, tensor.stride(), strict=True))
-        if span >= LARGEST:
+        span = elements_spanned(tensor)
+        if span > MOST:
             raise ShapeError(f"attention's {name} spans {span} elements; offsets have 32 bits")
         for axis, extent, stride in zip(AXES[name], tensor.shape, tensor.stride(), strict=False):
             numbers[f"{name}_{axis}"] = 0 if extent == 1 else stride
@@ -54,6 +53,12 @@ def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
             (tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor).as_strided((span,), (1,))
         )
     return [*(numbers[name] for name in form.numbers()), *flat]
+
+
+def elements_spanned(tensor: torch.Tensor) -> int:
+    """Return how many elements lie from the first of a tensor to its last, those between included."""
+    first, end = span_of(tensor)
+    return (end - first) // tensor.element_size()
 
 
 def node_of(graph: Graph) -> Node:
@@ -176,7 +181,8 @@ def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     rows = tensor.stride()[:-1] if name in ALIGNED else ()
     width = ALIGNMENT // tensor.element_size()
     aligned = tensor.data_ptr() % ALIGNMENT == 0 and all(stride % width == 0 for stride in rows)
-    if (tensor.shape[-1] == 1 or tensor.stride(-1) == 1) and (aligned or name not in ALIGNED):
+    dense_rows = tensor.shape[-1] == 1 or tensor.stride(-1) == 1
+    if dense_rows and (aligned or name not in ALIGNED) and elements_spanned(tensor) <= MOST:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
