@@ -100,7 +100,7 @@ def record(target: str, weight: str, gemm: Gemm, m: int, execute: bool = False) 
         "predicted_us": {pipeline: round(c.cost.seconds * 1e6, 2) for pipeline, c in fastest.items()},
         "predicted_tflops": round(best.cost.flops / best.cost.seconds / 1e12),
         "registers": registers, "spilled": spilled, "published": published,
-        **({"simulation": simulated(target, generic, best.schedule, m)} if execute else {}),
+        **({"simulation": simulated(target, weight, generic, best.schedule, m)} if execute else {}),
     }  # fmt: skip
 
 
@@ -109,11 +109,11 @@ SIMULATED_ROWS, DEEPEST = 70, 4
 
 
 @cache
-def simulated(target: str, gemm: Gemm, schedule: Schedule, m: int) -> dict[str, Any]:
+def simulated(target: str, weight: str, gemm: Gemm, schedule: Schedule, m: int) -> dict[str, Any]:
     """Return what the simulator says of a schedule that is chosen for M = ``m``."""
-    group = -1 if gemm.group_size >= gemm.k or get_type(gemm.weight).is_block else gemm.group_size
+    group = -1 if gemm.group_size >= gemm.k or get_type(weight).is_block else gemm.group_size
     problem = Problem(
-        gemm.weight, gemm.activation, group_size=group, m=min(m, SIMULATED_ROWS), n=gemm.n, k=gemm.k,
+        weight, gemm.activation, group_size=group, m=min(m, SIMULATED_ROWS), n=gemm.n, k=gemm.k,
         target=target,
     )  # fmt: skip
     lowered = Lowered(Request(gemm, target, Plan(((ANY_M, schedule),))))

@@ -27,6 +27,16 @@ def test_block_scaled_schedules_are_simulated() -> None:
     assert found["blocks"] > 1
 
 
+@pytest.mark.parametrize("weight", ["mxfp4", "nvfp4"])
+def test_products_of_block_types_are_simulated_with_scales_of_their_own_kind(weight: str) -> None:
+    load_compiler()
+    gemm = blackwell.gemm_for(8192, 8192, weight, "bfloat16", token_scale=False)
+    best = next(iter(blackwell.rank(gemm, get_device(TARGET), 1)))
+    found = blackwell.simulated(TARGET, weight, gemm, best.schedule, 1)
+    assert found["findings"] == ()
+    assert found["relative_error"] < 3e-3
+
+
 @pytest.mark.parametrize(("findings", "spilled"), [((), 0), (("race",), 0), ((), 8)])
 def test_what_is_wrong_or_spills_is_an_error(
     findings: tuple[str, ...],
