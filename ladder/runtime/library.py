@@ -21,7 +21,7 @@ from typing import Any
 from ladder import knobs
 from ladder.forks import renewed
 from ladder.installation import cache_root, find_library
-from ladder.runtime import hip, tensor_map, threads, workspace
+from ladder.runtime import hip, launch, tensor_map, threads, workspace
 from tile_types.errors import ArtifactError, MissingToolError
 
 RUNTIME = "libtvm_runtime.so"
@@ -75,7 +75,7 @@ def load_runtime(family: str = "cpu") -> None:
         if RUNTIME not in _loaded:
             _prepare_threads()
             _open(find_library(RUNTIME))
-            threads.runtime_is_loaded()
+            threads.runtime_is_loaded(launch.load(_loaded[RUNTIME]))
             knobs.on_override(apply_threads)
         if family == "rocm":
             hip.register()
@@ -116,9 +116,11 @@ def load_library(data: bytes, title: str, family: str = "cpu") -> Any:
                 " room, or set TMPDIR to a folder that you can write"
             ) from error
         try:
-            return tvm_ffi.load_module(str(path))
+            module = tvm_ffi.load_module(str(path))
+            threads.library_is_loaded(path)
         except RuntimeError as error:
             raise ArtifactError(f"cannot load the kernel library {title}: {error}; build it again") from error
+    return module
 
 
 def entry_of(module: Any, name: str, family: str) -> Callable[..., None]:
@@ -178,12 +180,13 @@ def _prepare_threads() -> None:
 
 
 def apply_threads() -> None:
-    """Resize the calling thread's pool to `thread_count`; does nothing before `load_runtime`."""
+    """Let kernels use `thread_count` threads from now on; does nothing before `load_runtime`."""
     if RUNTIME not in _loaded:
         return
     import tvm_ffi
 
     count = thread_count()
     os.environ["TVM_NUM_THREADS"] = str(count)
-    if tvm_ffi.get_global_func("runtime.NumThreads")() != count:
+    threads.share_threads()
+    if not threads.uses_openmp() and tvm_ffi.get_global_func("runtime.NumThreads")() != count:
         threads.start_workers(count)

@@ -1,4 +1,4 @@
-"""TVM's thread pool beside torch's: spinning, its duration, and the cores of both.
+"""The threads of CPU kernels: torch's (`launch`), or TVM's pool beside them where those cannot be had.
 
 Three defaults of TVM would slow down programs that alternate its kernels with torch's operators:
 
@@ -12,7 +12,8 @@ A launch waits for every worker, which on a busy machine gets a core after some 
 little work run `alone`.
 
 A forked child has none of its parent's threads. Where the thread that forked had workers, kernels and torch's
-operators run inline in the child, in the thread that calls them; else the child starts workers of its own.
+operators run inline in the child, in the thread that calls them; else the child starts workers of its own, in
+TVM's pool: torch's may be lost.
 Such a child may end by ``os._exit``, as multiprocessing's do, or as any other process: see `_leave_pool`.
 """
 
@@ -27,7 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ladder import knobs
 from ladder.runtime import elf
+from ladder.runtime.launch import Launch
 
 ENVIRONMENT = {"TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": "2000"}
 """Defaults that the pool reads when it starts; the user's own values win."""
@@ -79,11 +82,17 @@ class _Process:
     loaded: Whether TVM's runtime is loaded.
     inline: Whether kernels run inline.
     held: Number of torch's threads while its operators have one (`kernels_alone`), else 0.
+    launch: What starts threads for kernels where those are torch's.
+    parting: Whether a child that is being forked loses threads, which torch would wait for.
+    parted: Whether this process, or one it stems from, has lost threads so.
     """
 
     loaded: bool = False
     inline: bool = False
     held: int = 0
+    launch: Launch | None = None
+    parting: bool = False
+    parted: bool = False
 
 
 _process = _Process()
@@ -116,10 +125,12 @@ def kernels_alone() -> Iterator[None]:
     _process.held = count
     try:
         torch.set_num_threads(1)
+        share_threads()
         yield
     finally:
         _process.held = 0
         torch.set_num_threads(1 if _process.inline else count)
+        share_threads()
 
 
 @contextmanager
@@ -170,23 +181,53 @@ def _leave_pool() -> None:
 def _forget_workers() -> None:
     """Start anew in a forked child: TVM reads the number of threads at every launch."""
     global _callers
+    _process.parted = _process.parted or _process.parting
     if _callers.workers is None and not _process.inline:
+        if _process.parted and _process.launch is not None:
+            _process.launch.leave_openmp()
         return
     import torch
 
-    if not _process.inline:
+    if not _process.inline and not uses_openmp():
         _leave_pool()
     _callers, _process.inline = _Callers(), True
+    share_threads()
     os.environ["TVM_NUM_THREADS"] = "1"
     torch.set_num_threads(1)  # its operators would wait for threads that the parent had
 
 
-os.register_at_fork(after_in_child=_forget_workers)
+def _note_threads() -> None:
+    """Note before a fork whether the child loses threads."""
+    _process.parting = len(_threads()) > 1
 
 
-def runtime_is_loaded() -> None:
-    """Let callers start their pools from now on."""
-    _process.loaded = True
+os.register_at_fork(before=_note_threads, after_in_child=_forget_workers)
+
+
+def runtime_is_loaded(launch: Launch | None) -> None:
+    """Let callers start threads from now on, by ``launch`` or by TVM's pool."""
+    _process.loaded, _process.launch = True, launch
+    if launch is not None and _process.parted:
+        launch.leave_openmp()
+    share_threads()
+
+
+def library_is_loaded(path: Path) -> None:
+    """Let the kernels of a library start threads as all others do."""
+    if _process.launch is not None:
+        _process.launch.adopt(path)
+
+
+def uses_openmp() -> bool:
+    """Tell whether kernels run on the threads of torch's operators."""
+    return _process.launch is not None and _process.launch.uses_openmp
+
+
+def share_threads() -> None:
+    """Tell the launch how many threads kernels use."""
+    if _process.launch is not None:
+        wanted = knobs.settings.num_threads or _process.held
+        _process.launch.use_threads(1 if _process.inline else wanted)
 
 
 def prepare_environment(count: int) -> None:
@@ -203,7 +244,7 @@ def start_workers(count: int) -> None:
     """
     import tvm_ffi
 
-    if _process.inline:
+    if _process.inline or uses_openmp():
         _callers.workers = Workers(set())
         return
     before = _threads()
@@ -221,6 +262,8 @@ def alone(entry: Callable[..., Any], runtime: Path) -> Callable[..., Any]:
     entry: The kernel.
     runtime: TVM's library, which is loaded.
     """
+    if _process.launch is not None:
+        return _process.launch.alone(entry)
     limit = getattr(ctypes.PyDLL(str(runtime)), CONCURRENCY, None)
     if limit is None:
         return entry
@@ -246,7 +289,7 @@ def keep_apart() -> None:
             return
         start_workers(int(os.environ["TVM_NUM_THREADS"]))
     workers = _callers.workers
-    if workers is not None and _current_core is not None:
+    if workers is not None and workers.ids and _current_core is not None:
         core = _current_core()
         if core != workers.avoided:
             workers.keep_off(core)

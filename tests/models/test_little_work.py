@@ -77,6 +77,7 @@ def test_the_limit_is_lifted_where_a_kernel_fails() -> None:
         raise ValueError(number)
 
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(threads._process, "launch", None)
         patched.setattr(threads.ctypes, "PyDLL", lambda path: Runtime)
         run = threads.alone(fails, library.find_library(library.RUNTIME))
     with pytest.raises(ValueError, match="7"):

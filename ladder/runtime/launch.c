@@ -1,0 +1,134 @@
+/* Launches of CPU kernels on the threads of torch's OpenMP library; `launch.py` compiles it and fills `ladder`.
+ *
+ * A kernel hands over a function of the number of a task and of the number of tasks. The tasks are cut into as
+ * many ranges as there are threads. A thread takes the tasks of its own range, then what is left of the others':
+ * no task waits for a thread that sleeps or has lost its core.
+ *
+ * OpenMP's regions end when each thread has come by. Where that lasted longer than the caller's own work, the
+ * cores are taken by others, and the caller computes alone for a while: longer each time that happens again.
+ */
+
+enum { MONOTONIC = 1, MOST_THREADS = 256, TASKS_OF_A_THREAD = 4, LATE = 200000, PAUSE = 8, LONGEST_PAUSE = 64 };
+
+struct environment {
+  void *barrier;
+  int tasks;
+};
+
+typedef int (*Body)(int task, struct environment *, void *closure);
+
+/* What the process tells: torch's functions, TVM's launch, and how many threads; 0 means torch's number. */
+struct {
+  void (*parallel)(void (*)(void *), void *, unsigned threads, unsigned flags);
+  int (*thread_number)(void);
+  int (*in_parallel)(void);
+  int (*torch_threads)(void);
+  int (*other)(Body, void *closure, int tasks);
+  void (*raise)(const char *kind, const char *message);
+  int threads;
+} ladder;
+
+/* Of the thread that calls: whether it computes alone, until when, and how long the last pause was. */
+static _Thread_local struct {
+  int alone;
+  int pause;
+  long long until;
+} caller;
+
+struct range {
+  int next;
+  int end;
+  char line[56];
+};
+
+struct region {
+  Body body;
+  void *closure;
+  struct environment environment;
+  int threads;
+  int failed;
+  long long own_end;
+  struct range ranges[MOST_THREADS];
+};
+
+struct moment { /* timespec of 64 bits: headers are not needed */
+  long seconds;
+  long nanoseconds;
+};
+
+int clock_gettime(int clock, struct moment *);
+
+static long long now(void) {
+  struct moment at;
+  clock_gettime(MONOTONIC, &at);
+  return at.seconds * 1000000000LL + at.nanoseconds;
+}
+
+static void take(struct region *region, struct range *range) {
+  while (__atomic_load_n(&range->next, __ATOMIC_RELAXED) < range->end) {
+    int task = __atomic_fetch_add(&range->next, 1, __ATOMIC_RELAXED);
+    if (task < range->end && region->body(task, &region->environment, region->closure))
+      __atomic_store_n(&region->failed, 1, __ATOMIC_RELAXED);
+  }
+}
+
+static void work(void *argument) {
+  struct region *region = argument;
+  int own = ladder.thread_number();
+  if (own < region->threads)
+    for (int turn = 0; turn < region->threads; ++turn) take(region, &region->ranges[(own + turn) % region->threads]);
+  if (own == 0) region->own_end = now();
+}
+
+static int run_alone(Body body, void *closure, int tasks) {
+  struct environment environment = {0, tasks > 0 ? tasks : 1};
+  int failed = 0;
+  for (int task = 0; task < environment.tasks; ++task) failed |= body(task, &environment, closure);
+  return failed ? -1 : 0;
+}
+
+/* Note how long the region waited for its last thread after the caller's own work. */
+static void judge(long long begin, long long own_end, long long end) {
+  long long wait = end - own_end;
+  if (wait <= LATE + (own_end - begin)) {
+    caller.pause /= 2;
+    return;
+  }
+  caller.pause = caller.pause ? caller.pause * 2 : PAUSE;
+  if (caller.pause > LONGEST_PAUSE) caller.pause = LONGEST_PAUSE;
+  caller.until = end + wait * caller.pause;
+}
+
+static int run_together(Body body, void *closure, int tasks, int threads, int team) {
+  struct region region;
+  long long begin = now();
+  if (begin < caller.until) return run_alone(body, closure, tasks);
+  region.body = body;
+  region.closure = closure;
+  region.environment.barrier = 0;
+  region.environment.tasks = tasks > 0 ? tasks : threads * TASKS_OF_A_THREAD;
+  region.threads = threads;
+  region.failed = 0;
+  for (int at = 0; at < threads; ++at) {
+    region.ranges[at].next = (long long)region.environment.tasks * at / threads;
+    region.ranges[at].end = (long long)region.environment.tasks * (at + 1) / threads;
+  }
+  ladder.parallel(work, &region, team, 0);
+  judge(begin, region.own_end, now());
+  if (region.failed) ladder.raise("RuntimeError", "a thread of a kernel failed");
+  return region.failed ? -1 : 0;
+}
+
+/* What kernels call instead of TVMBackendParallelLaunch. */
+int ladder_launch(Body body, void *closure, int tasks) {
+  if (caller.alone || ladder.threads == 1) return run_alone(body, closure, tasks);
+  if (!ladder.parallel) return ladder.other(body, closure, tasks);
+  int own = ladder.torch_threads();
+  int threads = ladder.threads ? ladder.threads : own;
+  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  if (threads == 1 || ladder.in_parallel()) return run_alone(body, closure, tasks);
+  return run_together(body, closure, tasks, threads, own > threads ? own : threads); /* teams of one size stay */
+}
+
+/* Let launches of this thread compute in it, or not. */
+void ladder_alone(int alone) { caller.alone = alone; }
