@@ -78,6 +78,10 @@ CASES = [
     Case("bert b=1 t=128", _form(12, 12, 64), 1, 128, 128),
     Case("bert b=8 t=128", _form(12, 12, 64), 8, 128, 128),
     Case("vit b=1 t=197", _form(12, 12, 64), 1, 197, 197),
+    *(Case(f"heads of {size} b={b} t={t}", _form(16, 16, size), b, 1, t)
+      for size in (8, 40, 72, 88) for b, t in ((1, 1024), (16, 1024))),
+    Case("heads of 72 b=1 t=729 q=729", _form(16, 16, 72), 1, 729, 729),
+    Case("heads of 40 b=2 t=77 q=1024", _form(8, 8, 40), 2, 1024, 77),
 ]  # fmt: skip
 
 

@@ -212,8 +212,8 @@ def _of_rows(rows: int, device: TileDevice) -> list[AttentionSchedule]:
 def registers(form: Attention, plan: AttentionSchedule) -> int:
     """Return about how many registers a thread has: sums, q, keys and values in flight."""
     rows = plan.rows // STEP_ROWS
-    moved = 2 * plan.fragments * FRAGMENT * form.size * form.stored_bytes // WARP // 4
-    own = rows * (form.size // 4 + form.size // 8)
+    moved = 2 * plan.fragments * FRAGMENT * form.width * form.stored_bytes // WARP // 4
+    own = rows * (form.width // 4 + form.width // 8)
     return own + moved + REGISTERS * rows + (OF_CODES if form.stored in CODES else 0)
 
 

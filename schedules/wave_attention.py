@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from ladder.ir.attention import CODES, Attention
+from ladder.ir.attention import CODES, Attention, head_problem
 from schedules.schedule import Schedule, check, passes
 from schedules.waves import MOST_THREADS
 from targets import TileDevice
@@ -131,7 +131,7 @@ SMALLEST = WaveAttentionSchedule(1, 1, 1, 1)
 
 def shared_words(form: Attention, plan: WaveAttentionSchedule) -> int:
     """Return the words of LDS in which waves leave their sums for each other."""
-    return plan.key_waves * plan.rows * (form.size + PAD + STATE) if plan.key_waves > 1 else 0
+    return plan.key_waves * plan.rows * (form.width + PAD + STATE) if plan.key_waves > 1 else 0
 
 
 def check_legal(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) -> None:
@@ -143,10 +143,7 @@ def check_legal(form: Attention, device: TileDevice, plan: WaveAttentionSchedule
     fragment = fragment_of(device)
     waves = MOST_THREADS // device.warp
     check(plan.waves <= waves, f"a block of {device.name} has 1 to {waves} waves, got {plan.waves}")
-    check(
-        form.size % FRAGMENT == 0 and FRAGMENT <= form.size <= 256,
-        f"heads of {form.size} elements have no kernel",
-    )
+    check(not head_problem(form), head_problem(form))
     check(form.heads % form.kv_heads == 0, "heads of q must divide into groups")
     held = registers(form, device, plan)
     check(
@@ -196,7 +193,7 @@ def schedules(form: Attention, device: TileDevice, tokens: int) -> list[WaveAtte
 
 def registers(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) -> int:
     """Return about how many registers a lane has: sums and q, keys and values in flight and as operands."""
-    fragment, size = fragment_of(device), form.size
+    fragment, size = fragment_of(device), form.width
     kernel, keys, scores = fragment.spare
     own = plan.parts * (size // fragment.groups + size * fragment.operands // (2 * fragment.groups))
     moved = _words(form, size // fragment.groups) + fragment.run * _words(form, size // FRAGMENT)
@@ -207,7 +204,7 @@ def registers(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) 
 
 def _words(form: Attention, elements: int) -> int:
     """Return the registers in which a lane loads neighbouring elements of K or V."""
-    at_once = piece(elements, form.stored_bytes)
+    at_once = piece(elements | form.size, form.stored_bytes)
     return elements // at_once * ceil(at_once * form.stored_bytes / 4)
 
 
@@ -226,7 +223,7 @@ def predict(
     rounds = ceil(blocks / (device.units * at_once))
     held = min(at_once, ceil(blocks / device.units)) * plan.waves / device.schedulers
     core = device.core_for(form.ttype)
-    products = 4 * FRAGMENT * FRAGMENT * size * plan.fragments * plan.parts
+    products = 4 * FRAGMENT * FRAGMENT * form.width * plan.fragments * plan.parts
     cycles = products * device.schedulers / (core.ops_per_cycle * core.sustained)
     cycles += _vector_instructions(form, device, plan) * fragment_of(device).cycles
     turn = max(dram.latency, cycles / device.clock * max(1.0, held))
@@ -237,7 +234,7 @@ def predict(
 
 def _vector_instructions(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) -> int:
     """Return a wave's vector instructions of a turn."""
-    fragment, size = fragment_of(device), form.size
+    fragment, size = fragment_of(device), form.width
     loads = 2 * plan.fragments * size * form.stored_bytes // fragment.lanes
     scores = fragment.run * plan.fragments * plan.parts
     moved = (plan.parts + plan.fragments) * size // (2 * fragment.groups)

@@ -26,6 +26,12 @@ AXES: Mapping[str, str] = {
 }  # fmt: skip
 """Tensor -> axes whose strides a kernel takes: batch, head, token; the last axis is contiguous."""
 
+FRAGMENT = 16
+"""Elements of a head that a step of matrix cores multiplies, or sums."""
+
+LEAST, MOST = 8, 256
+"""Elements of heads that have kernels; pieces of their rows begin at multiples of the first number."""
+
 CODES = ("int8", "fp8_e4m3", "fp8_e5m2")
 """Types of keys and values that have a float32 scale per token and head beside them."""
 
@@ -66,6 +72,11 @@ class Attention:
         return self.heads // self.kv_heads
 
     @property
+    def width(self) -> int:
+        """Elements of a head as matrix cores multiply it: made up to whole fragments by zeros."""
+        return -(-self.size // FRAGMENT) * FRAGMENT
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes of an element of k and v."""
         return 1 if self.stored in CODES else 2
@@ -94,6 +105,16 @@ class Attention:
             "keys",
             *(f"{name}_{axis}" for name in self.tensors() for axis in AXES[name]),
         ]
+
+
+def head_problem(form: Attention) -> str:
+    """Say why no kernel has such heads; empty if they do.
+
+    Rows of q, k and v begin at multiples of 16 bytes: eight elements of 16 bits, sixteen codes.
+    """
+    unit = LEAST if form.stored_bytes > 1 else FRAGMENT
+    fits = form.size % unit == 0 and LEAST <= form.size <= MOST
+    return "" if fits else f"heads of {form.size} elements have no kernel"
 
 
 def as_attention(graph: Graph, node: Node, types: Sequence[str] = FLOATS, *, alike: bool = True) -> Attention:

@@ -46,6 +46,11 @@ CASES = {
     "heads of 96": (form(4, 4, 96), Plan(1, 1, 1, 1), (2, 5, 45)),
     "heads of 16, causal": (form(4, 4, 16, mask="float32", causal=True), Plan(1, 1, 2, 2), (1, 9, 9)),
     "heads of 256": (form(2, 1, 256), Plan(1, 1, 2, 1), (1, 1, 33)),
+    "heads of 8, causal": (form(4, 2, 8, causal=True), Plan(1, 1, 2, 2), (1, 9, 9)),
+    "heads of 24, positions": (form(4, 4, 24, position="int32"), Plan(1, 1, 2, 2), (2, 1, 70)),
+    "heads of 40, many tokens": (form(4, 4, 40, "bfloat16"), Plan(1, 2, 1, 1), (1, 37, 45)),
+    "heads of 72, mask": (form(4, 4, 72, mask="bool"), Plan(1, 1, 2, 1), (2, 5, 45)),
+    "heads of 88": (form(8, 2, 88), Plan(1, 1, 4, 1), (2, 1, 129)),
     "positions": (form(8, 2, 128, position="int64", reach=1), Plan(1, 1, 4, 2), (2, 1, 200)),
     "positions per token": (form(8, 4, 128, position="int32"), Plan(2, 1, 2, 1), (2, 7, 200)),
     "int8": (form(8, 2, 128, stored="int8"), Plan(1, 1, 2, 2), (1, 1, 77)),
@@ -184,7 +189,8 @@ def test_masks_of_one_head_do_not_spill(mask: str, stored: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "plan", "target", "match"),
     [
-        (form(2, 2, 24), Plan(), "rocm/gfx942", "24"),
+        (form(2, 2, 20), Plan(), "rocm/gfx942", "20"),
+        (form(2, 2, 24, stored="int8"), Plan(), "rocm/gfx942", "24"),
         (form(2, 2, 512), Plan(), "rocm/gfx942", "512"),
         (form(2, 2, 256), Plan(), "rocm/gfx942", "LDS"),
         (form(2, 2, 64), Plan(1, 1, 8, 1), "rocm/gfx942", "8"),

@@ -29,6 +29,12 @@ CASES = {
     "heads of 80, added mask": (form(4, 4, 80, mask="float16"), Plan(8, 2, 2), (2, 5, 45)),
     "heads of 16, causal": (form(4, 4, 16, mask="float32", causal=True), Plan(8, 2), (1, 9, 9)),
     "heads of 256": (form(2, 1, 256), Plan(8, 2), (1, 1, 33)),
+    "heads of 8, causal": (form(4, 2, 8, causal=True), Plan(8, 2, 2), (1, 9, 9)),
+    "heads of 24, positions": (form(4, 4, 24, position="int32"), Plan(8, 2, 2, 2), (2, 1, 70)),
+    "heads of 40, sixteen rows": (form(4, 4, 40, "bfloat16"), Plan(16, 2), (2, 11, 45)),
+    "heads of 72, mask": (form(4, 4, 72, mask="bool"), Plan(8, 2, 2), (2, 5, 45)),
+    "heads of 88": (form(8, 2, 88), Plan(8, 4, 2), (2, 1, 129)),
+    "heads of 248": (form(2, 1, 248), Plan(8, 2), (1, 1, 33)),
     "positions": (form(8, 2, 128, position="int64", reach=1), Plan(8, 4, 2), (2, 1, 200)),
     "positions per token": (form(8, 4, 128, position="int32"), Plan(16, 2, 2), (2, 7, 200)),
     "int8": (form(8, 2, 128, stored="int8"), Plan(8, 2, 2), (1, 1, 77)),
@@ -89,7 +95,8 @@ def test_rows_that_see_nothing(mask: str, hides: float, strict: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "match"), [(form(2, 2, 24), "24"), (form(2, 2, 16, stored="int8"), "words")]
+    ("problem", "match"),
+    [(form(2, 2, 20), "20"), (form(2, 2, 24, stored="int8"), "24"), (form(2, 2, 16, stored="int8"), "words")],
 )
 def test_heads_that_do_not_divide_are_refused(problem: Attention, match: str) -> None:
     with pytest.raises(ScheduleError, match=match):

@@ -178,7 +178,7 @@ class Join:
         self.spec, self.place, self.schedule = spec, place, spec.schedule
         size, schedule = spec.form.size, spec.schedule
         pool = b.shared_pool()
-        self.sums = pool.alloc((schedule.warps, schedule.rows, size + PAD), "float32", align=16)
+        self.sums = pool.alloc((schedule.warps, schedule.rows, spec.form.width + PAD), "float32", align=16)
         self.states = pool.alloc((schedule.warps, schedule.rows, STATE), "float32", align=16)
         self.row_pieces = size // VECTOR
         self.pieces = schedule.rows * self.row_pieces

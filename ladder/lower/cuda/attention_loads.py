@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from ladder.ir.attention import CODES, Attention
+from ladder.ir.attention import CODES, Attention, head_problem
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.functions import pack
@@ -61,12 +61,16 @@ class Operands:
     def __init__(self, form: Attention, device: TileDevice) -> None:
         self.form, self.scaled = form, form.stored in CODES
         width = form.stored_bytes
-        key_bytes = _piece(form.size * width // LANES_OF_KEY)
-        value_bytes = _piece(form.size * width // LANES_OF_VALUE)
+        key_bytes = _piece(form.width * width // LANES_OF_KEY | form.size * width)
+        value_bytes = _piece(form.width * width // LANES_OF_VALUE | form.size * width)
         self.key_words, self.value_words = key_bytes // 4, value_bytes // 4
         self.key_elements, self.value_elements = key_bytes // width, value_bytes // width
-        self.key_pieces = form.size // (LANES_OF_KEY * self.key_elements)
-        self.value_pieces = form.size // (LANES_OF_VALUE * self.value_elements)
+        self.key_pieces = form.width // (LANES_OF_KEY * self.key_elements)
+        self.value_pieces = form.width // (LANES_OF_VALUE * self.value_elements)
+        self.pieces = {
+            LANES_OF_KEY: (self.key_elements, self.key_words),
+            LANES_OF_VALUE: (self.value_elements, self.value_words),
+        }
         self.recipe: Any
         self.recipe, gain = lane_recipe(form.stored, form.ttype) if self.scaled else (None, 1.0)
         self.key_gain = self.value_gain = gain
@@ -78,9 +82,9 @@ class Operands:
     def query_words(self, words: Any) -> list[Expr]:
         """Return q's operand registers, in the order in which those of K come."""
         if not self.scaled:
-            return [words[i] for i in range(self.form.size // 8)]
+            return [words[i] for i in range(self.form.width // 8)]
         found = []
-        for i in range(0, self.form.size // 8, 2):  # codes 0 and 2, then 1 and 3 of a word of K
+        for i in range(0, self.form.width // 8, 2):  # codes 0 and 2, then 1 and 3 of a word of K
             found += [_permute(words[i], words[i + 1], s) for s in (LOW_HALVES, HIGH_HALVES)]
         return found
 
@@ -168,7 +172,7 @@ class Spec:
     @property
     def tiles(self) -> int:
         """Fragments of a head's elements."""
-        return self.form.size // FRAGMENT
+        return self.form.width // FRAGMENT
 
     @property
     def span(self) -> int:
@@ -187,7 +191,7 @@ def choose_spec(form: Attention, device: TileDevice, schedule: AttentionSchedule
 
     Raises ScheduleError if the head does not divide into fragments.
     """
-    check(form.size % 16 == 0 and 16 <= form.size <= 256, f"heads of {form.size} elements have no kernel")
+    check(not head_problem(form), head_problem(form))
     check(form.heads % form.kv_heads == 0, "heads of q must divide into groups")
     return Spec(form, schedule, select_step(device, form.ttype), Operands(form, device))
 
@@ -283,7 +287,35 @@ def find_limits(spec: Spec, place: Place) -> Limits:
     return Limits(rows, b.keep(most))
 
 
-def load(spec: Spec, place: Place, tensor: str, at: Expr, words: Any, first: int, nbytes: int) -> None:
+def load(
+    spec: Spec, place: Place, tensor: str, at: Expr, piece: tuple[int, int, Expr], words: Any, first: int
+) -> None:
+    """Load a lane's piece of a head's row into words, and leave them if it lies beyond the head.
+
+    at: Where the row begins.
+    piece: Which piece of each lane's it is, how many lanes share the row, and which of them this one is.
+    """
+    index, lanes, lane = piece
+    operands = spec.operands
+    elements, words_each = operands.pieces[lanes]
+    column = (index * lanes + lane) * elements
+    nbytes = 2 * elements if tensor == "q" else 4 * words_each
+    if (index + 1) * lanes * elements <= spec.form.size:
+        _load(spec, place, tensor, at + column, words, first, nbytes)
+        return
+    with b.when(column < spec.form.size):
+        _load(spec, place, tensor, at + column, words, first, nbytes)
+
+
+def zeros(spec: Spec, count: int) -> Any:
+    """Return so many words for pieces of heads: 0, where some lie beyond the head."""
+    words = b.local(count, "uint32")
+    for index in range(count if spec.form.width > spec.form.size else 0):
+        b.store(words, T.uint32(0), index)
+    return words
+
+
+def _load(spec: Spec, place: Place, tensor: str, at: Expr, words: Any, first: int, nbytes: int) -> None:
     """Load neighbouring bytes of a tensor into words."""
     step = min(nbytes, 16)
     per_step = step // 4
@@ -300,11 +332,10 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
     for part in range(spec.parts):
         token, head = place.query(part * STEP_ROWS + place.g)
         at = b.bind(place.batch * n["q_b"] + head * n["q_h"] + token * n["q_s"])
-        words = b.local(spec.form.size // 8, "uint32")
-        piece = operands.key_elements
+        words = zeros(spec, spec.form.width // 8)
         for index in range(operands.key_pieces):
-            from_ = at + (index * 4 + place.c) * piece
-            load(spec, place, "q", from_, words, index * piece // 2, 2 * piece)
+            piece = index, LANES_OF_KEY, place.c
+            load(spec, place, "q", at, piece, words, index * operands.key_elements // 2)
         queries.append(operands.query_words(words))
     return queries
 
@@ -318,8 +349,8 @@ class Keys:
     def __init__(self, spec: Spec, place: Place, needed: Expr) -> None:
         self.spec, self.place, self.needed = spec, place, needed
         form, operands, fragments = spec.form, spec.operands, spec.schedule.fragments
-        self.keys = b.local(fragments * 2 * operands.key_pieces * operands.key_words, "uint32")
-        self.values = b.local(fragments * 4 * operands.value_pieces * operands.value_words, "uint32")
+        self.keys = zeros(spec, fragments * 2 * operands.key_pieces * operands.key_words)
+        self.values = zeros(spec, fragments * 4 * operands.value_pieces * operands.value_words)
         scaled = operands.scaled
         self.key_scales: Any = b.local(fragments * 2, "float32") if scaled else None
         self.value_scales: Any = b.local(fragments * 2, "float32") if scaled else None
@@ -334,9 +365,8 @@ class Keys:
                 key = self._key(iteration, fragment, place.g + 8 * half)
                 at = b.bind(place.begins["k"] + key * place.inputs.numbers["k_s"])
                 for index in range(operands.key_pieces):
-                    from_ = at + (index * 4 + place.c) * operands.key_elements
                     first = ((fragment * 2 + half) * operands.key_pieces + index) * operands.key_words
-                    load(spec, place, "k", from_, self.keys, first, 4 * operands.key_words)
+                    load(spec, place, "k", at, (index, LANES_OF_KEY, place.c), self.keys, first)
                 if operands.scaled:
                     self._load_scale("k_scale", key, self.key_scales, fragment * 2 + half)
 
@@ -348,9 +378,8 @@ class Keys:
                 key = self._key(iteration, fragment, 2 * place.c + index % 2 + 8 * (index // 2))
                 at = b.bind(place.begins["v"] + key * place.inputs.numbers["v_s"])
                 for piece in range(operands.value_pieces):
-                    from_ = at + (piece * 8 + place.g) * operands.value_elements
                     first = ((fragment * 4 + index) * operands.value_pieces + piece) * operands.value_words
-                    load(spec, place, "v", from_, self.values, first, 4 * operands.value_words)
+                    load(spec, place, "v", at, (piece, LANES_OF_VALUE, place.g), self.values, first)
             if operands.scaled:
                 for half in range(2):
                     key = self._key(iteration, fragment, place.g + 8 * half)

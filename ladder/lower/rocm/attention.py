@@ -16,6 +16,7 @@ A lane's scores and sums are all of one row of q for each part: online softmax s
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import mul
@@ -209,13 +210,21 @@ class Join:
                 for first, run in self._runs(part):
                     step = min(MOST, len(run))
                     for at in range(0, len(run), step):
-                        self._store(row, first + at, [value * scale for value in run[at : at + step]])
+                        values = [value * scale for value in run[at : at + step]]
+                        with self._within(first + at):
+                            self._store(row, first + at, values)
+
+    def _within(self, at: Expr) -> AbstractContextManager[None]:
+        """Return a branch for elements that are the head's."""
+        form = self.spec.form
+        return b.when(at < form.size) if form.width > form.size else nullcontext()
 
     def _join(self, totals: list[Expr]) -> None:
         """Leave the wave's sums in LDS, and store joined ones."""
-        plan, size = self.spec.schedule, self.spec.form.size
+        plan, form = self.spec.schedule, self.spec.form
         shared = d.shared(shared_words(self.spec.form, plan))
-        width, states = size + PAD, plan.key_waves * plan.rows * (size + PAD)
+        width = form.width + PAD
+        states = plan.key_waves * plan.rows * width
         for part in range(plan.parts):
             row = b.bind(self.place.key_wave * plan.rows + row_of(self.spec, self.place, part))
             with b.when(self.place.g == 0):
@@ -226,7 +235,7 @@ class Join:
                     words = [d.as_type(value, "uint32") for value in run[at : at + VECTOR]]
                     b.store(shared, d.vector(words), d.lanes(row * width + first + at, VECTOR))
         d.block_sync(self.spec.device)
-        pieces = size // VECTOR
+        pieces = form.size // VECTOR
 
         def store(piece: Expr) -> None:
             row, at = b.bind(piece // pieces), b.bind(piece % pieces * VECTOR)
@@ -237,7 +246,7 @@ class Join:
 
     def _joined(self, shared: Any, row: Expr, at: Expr, states: int) -> list[Expr]:
         """Return some elements of the result: all waves' sums, which other largest scores scaled, as one."""
-        plan, width = self.spec.schedule, self.spec.form.size + PAD
+        plan, width = self.spec.schedule, self.spec.form.width + PAD
         rows = [row + wave * plan.rows for wave in range(plan.key_waves)]
         held = [_floats(shared, states + place * STATE, 2) for place in rows]
         parts = (_floats(shared, place * width + at, VECTOR) for place in rows)

@@ -68,10 +68,10 @@ class Operands:
         self.width = width
         self.fragment = fragment_of(device)
         self.groups = self.fragment.groups
-        self.key_elements = piece(form.size // self.groups, width)
-        self.value_elements = piece(form.size // FRAGMENT, width)
-        self.key_pieces = form.size // (self.groups * self.key_elements)
-        self.value_pieces = form.size // (FRAGMENT * self.value_elements)
+        self.key_elements = piece(form.width // self.groups | form.size, width)
+        self.value_elements = piece(form.width // FRAGMENT | form.size, width)
+        self.key_pieces = form.width // (self.groups * self.key_elements)
+        self.value_pieces = form.width // (FRAGMENT * self.value_elements)
         self.recipe = lane_recipe(form.stored, form.ttype) if self.scaled else None
         self.steps = [
             step
@@ -82,7 +82,7 @@ class Operands:
     @property
     def tiles(self) -> int:
         """Fragments of a head's elements."""
-        return self.form.size // FRAGMENT
+        return self.form.width // FRAGMENT
 
     def step(self, count: int) -> WaveStep:
         """Return the widest instruction for operands of so many registers of a lane's own."""
@@ -280,6 +280,23 @@ def load(tensor: Any, at: Expr, elements: int, width: int) -> tuple[Expr, int]:
     return d.as_type(loaded, "uint32" if words == 1 else f"uint32x{words}"), words
 
 
+def load_within(
+    spec: Spec, tensor: Any, row: Expr, column: Expr, end: int, piece: tuple[int, int]
+) -> tuple[Expr, int]:
+    """Return a piece of a head's row as `load` does; zeros if it lies beyond the head.
+
+    row, column: Where the row begins, and the piece in it.
+    end: Where the piece of the last lane ends.
+    piece: Elements, and bytes of each.
+    """
+    size, (elements, width) = spec.form.size, piece
+    if end <= size:
+        return load(tensor, row + column, elements, width)
+    found, words = load(tensor, row + T.min(column, size - elements), elements, width)
+    kept = T.Select(column < size, T.uint32(0xFFFFFFFF), T.uint32(0))
+    return found & (kept if words == 1 else T.Broadcast(kept, words)), words
+
+
 def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
     """Load q as operands of scores, by part."""
     n, operands = place.inputs.numbers, spec.operands
@@ -293,8 +310,9 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
         places = range(0, operands.key_pieces * piece, step)
         words = d.Pieces([step // 2] * len(places))
         for index, first in enumerate(places):
-            column = at + (first // piece * operands.groups + place.g) * piece + first % piece
-            words.store(index, *load(place.inputs.tensors["q"], column, step, 2))
+            column = (first // piece * operands.groups + place.g) * piece + first % piece
+            end = (first // piece + 1) * operands.groups * piece
+            words.store(index, *load_within(spec, place.inputs.tensors["q"], at, column, end, (step, 2)))
         own = operands.query_words([words[i] for i in range(len(words.places))])
         queries.append(operands.whole(own, place.g))
     return queries
@@ -322,27 +340,30 @@ class Keys:
 
     def load_keys(self, iteration: Expr) -> None:
         """Load the lane's part of a key of each of an iteration's fragments, and the scales of its scores."""
-        operands, place = self.spec.operands, self.place
-        piece = operands.key_elements
+        spec, operands, place = self.spec, self.spec.operands, self.place
+        piece, tensor = operands.key_elements, place.inputs.tensors["k"]
         for fragment in range(self.spec.schedule.fragments):
             at = self._row("k", self._key(iteration, fragment, place.left))
             for index in range(operands.key_pieces):
-                column = at + (index * operands.groups + place.g) * piece
-                found = load(place.inputs.tensors["k"], column, piece, operands.width)
+                column, end = (
+                    (index * operands.groups + place.g) * piece,
+                    (index + 1) * operands.groups * piece,
+                )
+                found = load_within(spec, tensor, at, column, end, (piece, operands.width))
                 self.keys.store(fragment * operands.key_pieces + index, *found)
         if operands.scaled:
             self._load_scales("k_scale", iteration, self.key_scales)
 
     def load_values(self, iteration: Expr) -> None:
         """Load an iteration's values: pieces of those of its run of keys of each fragment."""
-        operands, place = self.spec.operands, self.place
-        piece = operands.value_elements
+        spec, operands, place = self.spec, self.spec.operands, self.place
+        piece, tensor = operands.value_elements, place.inputs.tensors["v"]
         for fragment in range(self.spec.schedule.fragments):
             for key in range(self.spec.run):
                 at = self._row("v", self._key(iteration, fragment, place.g * self.spec.run + key))
                 for index in range(operands.value_pieces):
-                    column = at + (index * FRAGMENT + place.left) * piece
-                    found = load(place.inputs.tensors["v"], column, piece, operands.width)
+                    column, end = (index * FRAGMENT + place.left) * piece, (index + 1) * FRAGMENT * piece
+                    found = load_within(spec, tensor, at, column, end, (piece, operands.width))
                     self.values.store(
                         (fragment * self.spec.run + key) * operands.value_pieces + index, *found
                     )
