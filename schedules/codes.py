@@ -17,6 +17,7 @@ from schedules.layouts import NIBBLE, lane_of
 from targets import TileDevice
 from tile_types import TType, get_type
 from tile_types.forms import MOST_BITS, affine_forms, is_arithmetic, wirings
+from tile_types.held import held
 
 CONVERTED_TO = ("float16", "bfloat16")
 """Types that the instructions make."""
@@ -95,6 +96,18 @@ LARGEST_GAIN = 2.0**24
 
 
 @cache
+def held_type(weight: str) -> TType:
+    """Return the element type as whose codes kernels of GPUs hold a weight's values."""
+    return held(get_type(weight).element_type).ttype
+
+
+@cache
+def is_renumbered(weight: str) -> bool:
+    """Whether packing for GPUs replaces the codes of a weight (`tile_types.held`)."""
+    return held(get_type(weight).element_type).table is not None
+
+
+@cache
 def _bits(weight: str) -> int:
     return get_type(weight).elem_bits
 
@@ -124,7 +137,7 @@ def takes_sixteens(gemm: Gemm) -> bool:
 @cache
 def evenly_spaced(weight: str) -> bool:
     """Whether values are whole multiples of a step, ascending with codes whose top bit may be flipped."""
-    element = get_type(weight).element_type
+    element = held_type(weight)
     if not element.exact or element.elem_bits > 8:
         return False
     return any((form.offset / form.factor).is_integer() for form in affine_forms(element))
@@ -136,7 +149,7 @@ def looked_up(weight: str, activation: str) -> bool:
 
     Up to two bits, or four where operands are bytes, have values enough in a register to select from.
     """
-    element = get_type(weight).element_type
+    element = held_type(weight)
     arithmetic = any(True for _ in affine_forms(element)) if activation == "int8" else is_arithmetic(element)
     few = 2 if lane_of(activation) == 16 else NIBBLE
     return few < element.elem_bits <= MOST_BITS and not arithmetic
@@ -148,7 +161,7 @@ def raw_needs_gain(weight: str, activation: str) -> bool:
 
     Then a kernel whose scales multiply sums must multiply every operand all the same.
     """
-    found = wirings(get_type(weight).element_type, activation)
+    found = wirings(held_type(weight), activation)
     return bool(found) and min(abs(wiring.gain) for wiring in found) > LARGEST_GAIN
 
 

@@ -33,6 +33,7 @@ from schedules.codes import (
     CONVERT_OPERATIONS,
     EXPONENT_OPERATIONS,
     evenly_spaced,
+    held_type,
     looked_up,
     order_read,
     weight_bits,
@@ -53,7 +54,6 @@ from schedules.waves import (
     tile_rows,
 )
 from targets import Core, TileDevice
-from tile_types import get_type
 
 OVERLAP, LONE_OVERLAP = 4.2, 2.0
 """Exponents that join the units of one compute unit: with several waves per SIMD, and with one."""
@@ -249,7 +249,7 @@ def _step_operations(gemm: Gemm, schedule: GpuSchedule, weights: int) -> float:
 
 def wave_decode_ops(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
     """Return the vector instructions that a weight takes a lane until it is an operand."""
-    if order_read(get_type(gemm.weight).element_type, gemm.activation, device):
+    if order_read(held_type(gemm.weight), gemm.activation, device):
         return CONVERT_OPERATIONS + _scale_operations(gemm, schedule)
     if looked_up(gemm.weight, gemm.activation) and lane_of(gemm.activation) == 16:
         multiplied = [gemm.scale and schedule.placement == "operand", gemm.zero != "none"]

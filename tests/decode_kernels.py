@@ -11,6 +11,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from schedules.layouts import lane_of
 from tile_types import TType, get_type, list_types, representable
+from tile_types.held import held
 
 CORES = ("float16", "bfloat16", "int8", "fp8_e4m3", "fp8_e5m2")
 
@@ -148,8 +149,9 @@ def tile_words(gemm: Gemm) -> Any:
 
     ttype = get_type(gemm.weight)
     codes = torch.from_numpy(tile_codes(ttype).astype(np.int32))
-    layout = packed_layout(ttype.element_type, gemm.activation)
-    return layout.pack(codes).view(torch.int32).numpy().view(np.uint32)
+    kept = held(ttype.element_type)
+    layout = packed_layout(kept.ttype, gemm.activation)
+    return layout.pack(kept.renumbered(codes)).view(torch.int32).numpy().view(np.uint32)
 
 
 def expected_registers(gemm: Gemm, decoder: Any, placement: str) -> Any:

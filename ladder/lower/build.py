@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir import scalars
 from ladder.ir.gemm import Gemm
 from ladder.lower.tvm_lock import tvm_lock
+from schedules.codes import is_renumbered
 from schedules.cpu_policy import tile_program
 from schedules.footprint import block_threads
 from schedules.rules import serves
 from schedules.schedule import Plan, Schedule, TransformList
-from targets import TileDevice
+from targets import TileDevice, get_device
 from tile_types.errors import ScheduleError, unknown_name
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def resolve(table: Mapping[str, str], kind: str, name: str) -> Callable[..., Any
 def entry_name(gemm: Gemm, device: str, schedule: Schedule) -> str:
     """Return a kernel's name: its pipeline and a digest of all that shapes its code."""
     pipeline = str(schedule.pipeline)  # type: ignore[attr-defined]
-    text = json.dumps([gemm.shape_free(), device, str(schedule)], sort_keys=True)
+    steps = [True] if is_renumbered(gemm.weight) and get_device(device).is_gpu else []
+    text = json.dumps([gemm.shape_free(), device, str(schedule), *steps], sort_keys=True)
     return f"ladder_{pipeline}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 

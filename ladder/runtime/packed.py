@@ -13,10 +13,10 @@ import numpy as np
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
-from tile_types import get_type
 from tile_types.arrays import arrays_of, from_portable, portable
 from tile_types.errors import ArtifactError, ConversionError, ShapeError, TypeValuesError, require_kind
 from tile_types.forms import is_arithmetic
+from tile_types.held import held
 from tile_types.identity import VALUES, own_values, require_values
 from tile_types.representable import unheld_codes
 from tile_types.ttype import EXHAUSTIBLE_BITS
@@ -57,9 +57,16 @@ def layout_of(gemm: Gemm, family: str, order: str = "") -> str:
 
 def own_order(gemm: Gemm, device: TileDevice) -> str:
     """Return the order in which a device alone packs the bits of a weight; empty where GPUs share one."""
-    from schedules.codes import order_read
+    from schedules.codes import held_type, order_read
 
-    return order_read(get_type(gemm.weight).element_type, gemm.activation, device)
+    return order_read(held_type(gemm.weight), gemm.activation, device)
+
+
+def form_of(gemm: Gemm) -> int:
+    """Return the form of a weight that is packed for GPUs: another one where its codes change."""
+    from schedules.codes import is_renumbered
+
+    return PACKING + is_renumbered(gemm.weight)
 
 
 def check_packed(packed: object) -> None:
@@ -143,7 +150,7 @@ class PackedWeight:
         fields = {"gemm": asdict(self.gemm), "family": self.family, "order": list(self.arrays)}
         own = own_values(self.gemm.weight)
         values = {VALUES: own} if own else {}
-        return json.dumps({**fields, "packing": PACKING, "bits": self.order, **values})
+        return json.dumps({**fields, "packing": form_of(self.gemm), "bits": self.order, **values})
 
     def to_bytes(self) -> bytes:
         from safetensors.torch import save
@@ -179,13 +186,14 @@ class PackedWeight:
         """
         fields = json.loads(description)
         require_values(fields.get(VALUES))
-        if fields["family"] == GPU and fields.get("packing") != PACKING:
+        gemm, form = gemm_from_dict(fields["gemm"]), fields.get("packing")
+        if fields["family"] == GPU and form != form_of(gemm):
             raise ArtifactError(
-                f"the weight was packed for GPUs in form {fields.get('packing')}, but form {PACKING}"
+                f"the weight was packed for GPUs in form {form}, but form {form_of(gemm)}"
                 " is what kernels read now; quantize and pack it again"
             )
         ordered = {name: arrays[name] for name in fields["order"]}
-        return cls(gemm_from_dict(fields["gemm"]), fields["family"], ordered, str(fields.get("bits", "")))
+        return cls(gemm, fields["family"], ordered, str(fields.get("bits", "")))
 
 
 def _viewed(array: torch.Tensor) -> torch.Tensor:
@@ -297,13 +305,12 @@ def _fragments(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> dict[
     from schedules import packed_scales
     from schedules.footprint import streams_exponents
 
-    element = weight.ttype.element_type
-    layout = packed_layout(element, gemm.activation, device)
+    kept = held(weight.ttype.element_type)
+    layout = packed_layout(kept.ttype, gemm.activation, device)
     scales = packed_scales.normalise_scales(
         weight, gemm.activation, grouped=gemm.scale, exponents=streams_exponents(gemm)
     )
-    codes = weight.codes()
-    words = layout.pack(codes, pad_code=zero_code(element))
+    words = layout.pack(kept.renumbered(weight.codes()), pad_code=zero_code(kept.ttype))
     arrays = {
         "words": words.reshape(layout.packed_shape(gemm.n, gemm.k)),
         "scales": scales.scales,

@@ -17,6 +17,7 @@ from schedules.layouts import EXPONENT_FORMS, SCALE_EXPONENT, lane_of, packed_gr
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from tile_types import get_type
+from tile_types.held import held
 
 NUMPY = {
     "float16": np.float16,
@@ -98,9 +99,10 @@ class Problem:
         self.expected = result
 
     def _words(self, codes: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-        layout = packed_layout(get_type(self.gemm.weight).element_type, self.gemm.activation, self.device)
-        pad = int(np.argmin(np.abs(np.nan_to_num(get_type(self.gemm.weight).values(), nan=np.inf))))
-        words = layout.pack(codes, pad).numpy()
+        kept = held(get_type(self.gemm.weight).element_type)
+        layout = packed_layout(kept.ttype, self.gemm.activation, self.device)
+        pad = int(np.argmin(np.abs(np.nan_to_num(kept.ttype.values(), nan=np.inf))))
+        words = layout.pack(kept.renumbered(codes), pad).numpy()
         return words.reshape(layout.packed_shape(self.gemm.n, self.gemm.k))
 
     def _zeros(self, rng: Any, rows: int, n_pad: int, narrow: bool) -> np.ndarray[Any, Any]:

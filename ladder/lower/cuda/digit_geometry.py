@@ -30,6 +30,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import Slices
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.proven import packed_order
+from schedules.codes import held_type
 from schedules.footprint import (
     DIGIT_CHUNK_TILES,
     RESIDENT_THREADS,
@@ -41,7 +42,6 @@ from schedules.layouts import TILE
 from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
-from tile_types import get_type
 from tile_types.forms import Affine, affine_forms
 
 MAGIC = 0x4B400000
@@ -314,7 +314,7 @@ class DigitGeometry(Slices):
 
 def integer_form(weight: str) -> Affine:
     """Return the affine form of a type with the smallest offset that is a whole number of steps."""
-    forms = [form for form in affine_forms(get_type(weight)) if (form.offset / form.factor).is_integer()]
+    forms = [form for form in affine_forms(held_type(weight)) if (form.offset / form.factor).is_integer()]
     check(bool(forms), f"the codes of {weight} are not evenly spaced multiples of a step")
     return min(forms, key=lambda form: abs(form.offset))
 
@@ -359,7 +359,7 @@ def choose_spec(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, held: int
     groups = Groups(gemm, "accumulator")
     geo, form = DigitGeometry(groups, device, schedule, held), integer_form(gemm.weight)
     check(geo.chunk_tiles >= 4, f"{held} bytes beside x leave no room for its digits")
-    element = get_type(gemm.weight).element_type
+    element = held_type(gemm.weight)
     check(packed_order(element, gemm.activation) == "lanes", f"codes of {gemm.weight} are not in place")
     check(
         schedule.stages % geo.period == 0,

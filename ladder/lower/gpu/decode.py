@@ -29,9 +29,9 @@ from ladder.lower.gpu.proven import (
     usable,
 )
 from ladder.lower.gpu.recipes import Conversion
+from schedules.codes import held_type
 from schedules.layouts import THREADS, planes
 from targets import TileDevice
-from tile_types import get_type
 
 SIGNS = 0x80008000
 """Signs of two 16-bit floats."""
@@ -280,7 +280,7 @@ def conversion_of(gemm: Gemm, device: TileDevice, raw: bool, core: str = "") -> 
     Raises ConversionError if the core cannot hold the weight's values.
     """
     device.core_for(gemm.activation)
-    operand, element = operand_type(gemm), get_type(gemm.weight).element_type
+    operand, element = operand_type(gemm), held_type(gemm.weight)
     operand = core or operand
     # fp8 tensor cores keep too few bits of a sum to take zero points from it afterwards.
     zero = "none" if raw and operand not in FP8_OPERANDS else gemm.zero

@@ -33,7 +33,7 @@ from ladder.lower.gpu.recipes import (
     propose_pass_through,
     propose_reference,
 )
-from schedules.codes import LARGEST_GAIN, order_read
+from schedules.codes import LARGEST_GAIN, held_type, order_read
 from schedules.fragments import FragmentLayout
 from schedules.layouts import SIGN_PLACES, SPREAD, lane_of, orders
 from schedules.spread import XOR_PACKINGS
@@ -206,7 +206,7 @@ def table_bytes(recipe: Recipe) -> int:
 
 def table_sizes(gemm: Gemm) -> list[int]:
     """Return the bytes of shared memory that tables of a problem's decoders take, largest first."""
-    element = get_type(gemm.weight).element_type
+    element = held_type(gemm.weight)
     order = packed_order(element, gemm.activation)
     found = proven_recipes(Conversion(element, operand_type(gemm), order=order))
     sizes = {table_bytes(proven.recipe) for proven in found if proven.strategy != "reference"}
