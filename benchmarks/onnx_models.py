@@ -82,6 +82,9 @@ EXACT = "session.x64quantprecision"
 SECONDS = 1.0
 """How long calls take turns at least."""
 
+REST_SECONDS = 0.05
+"""Before turns of several threads: longer than idle workers of onnxruntime and OpenMP spin."""
+
 STEPS = 10
 """How many steps of the clock of processes a turn takes at least: it is off by one."""
 
@@ -214,7 +217,8 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int, threads: in
     """Return the least milliseconds of each call, in turns, for `SECONDS` or more.
 
     Those of processor time; of several threads, which wait for each other at work, those of the wall clock. A
-    turn is one call, or as many as the clock of processes resolves.
+    turn is one call, or as many as the clock of processes resolves. Several threads rest before a turn, and
+    warm up by a call that is not counted: workers of the other contender spin, and would have the cores.
     """
     clock = time.process_time if threads == 1 else time.perf_counter
     least = dict.fromkeys(calls, float("inf"))
@@ -224,6 +228,9 @@ def interleaved(calls: Mapping[str, Callable[[], Any]], rounds: int, threads: in
     while rounds > 0 or time.perf_counter() < until:
         rounds -= 1
         for name, call in calls.items():
+            if threads > 1:
+                time.sleep(REST_SECONDS)
+                call()
             least[name] = min(least[name], seconds(call, number, clock) / number * 1e3)
     return {f"{name} ms": value for name, value in least.items()}
 
