@@ -195,20 +195,20 @@ PARTS = ("launch", "dram", "l2", "latency", "decode", "core")
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
     if device.vendor == "amd":
         return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
-    grid = grid_of(gemm, device, schedule, m)
-    room = max(0, min(grid.resident, grid.blocks) - grid.rounds)
-    grid = grid._replace(rounds=grid.rounds + _crowded(gemm, schedule) * room)
+    grid, terms = grid_of(gemm, device, schedule, m), _terms(of_any_n(gemm), device, schedule)
+    room = min(grid.resident, grid.blocks) - grid.rounds
+    if terms.crowded and room > 0:
+        grid = grid._replace(rounds=grid.rounds + terms.crowded * room)
     traffic = traffic_of(gemm, m)
-    moved = moved_bytes(device, schedule, traffic, grid, _constants(gemm)["L2_KEPT"])
+    moved = moved_bytes(device, schedule, traffic, grid, terms.constants["L2_KEPT"])
     dram = _dram_seconds(gemm, device, schedule, moved, grid)
     l2 = _l2_seconds(device, schedule, traffic, grid)
     if schedule.pipeline == "mma":
         memory = {"dram": dram, "l2": l2, "launch": LAUNCH_SECONDS}
         return predict_mma(gemm, device, schedule, m, grid, memory)
-    terms = _terms(of_any_n(gemm), device, schedule)
     overlap, l2 = terms.overlap, l2 / terms.l2_share
     work = terms.work.with_rows(min(m, schedule.tile_m)) if schedule.pipeline in SLICED else terms.work
-    units = _unit_seconds(gemm, device, schedule, grid, work) * terms.stretch
+    units = _unit_seconds(terms.constants, device, schedule, grid, work) * terms.stretch
     power = terms.flop_seconds * grid.along_n * grid.along_m
     seconds = terms.start + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
     latency = -(-grid.rounds // grid.resident) * work.chain
@@ -231,6 +231,8 @@ def _crowded(gemm: Gemm, schedule: GpuSchedule) -> float:
 class Terms(NamedTuple):
     """What the time of a launch is made of whatever M is.
 
+    constants: Those of wgmma for the problem.
+    crowded: By how much of a multiprocessor's room blocks lie closer than spread evenly.
     work: Of one block, without the rows of x.
     start: Seconds of an empty launch.
     overlap: How units, DRAM and L2 add up, as `Work.power`.
@@ -239,6 +241,8 @@ class Terms(NamedTuple):
     flop_seconds: Time that the power of one block tile's operations costs.
     """
 
+    constants: Mapping[str, float]
+    crowded: float
     work: Work
     start: float
     overlap: float
@@ -247,16 +251,23 @@ class Terms(NamedTuple):
     flop_seconds: float
 
 
+NO_WORK = Work(0.0, 0.0, 0.0, 1.0)
+"""That of ``mma``, which `schedules.cost_mma` counts."""
+
+
 @lru_cache(maxsize=16384)
 def _terms(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Terms:
-    stretch = _loss(gemm, schedule)
+    own, crowded, stretch = _constants(gemm), _crowded(gemm, schedule), _loss(gemm, schedule)
+    if schedule.pipeline == "mma":
+        return Terms(own, crowded, NO_WORK, 0.0, 1.0, 1.0, stretch, 0.0)
     if schedule.pipeline in SLICED:
         work = (gemv_work if schedule.pipeline == "gemv" else digits_work)(gemm, device, schedule)
-        return Terms(work, streaming(gemm)["START_SECONDS"], streaming(gemm)["OVERLAP"], 1.0, stretch, 0.0)
-    work, own = _wgmma_work(gemm, device, schedule), _constants(gemm)
+        few = streaming(gemm)
+        return Terms(own, crowded, work, few["START_SECONDS"], few["OVERLAP"], 1.0, stretch, 0.0)
+    work = _wgmma_work(gemm, device, schedule)
     flops = 2.0 * schedule.tile_n * schedule.tile_m * gemm.k  # those on padding included
     power = own["FLOP_SECONDS"] * flops * _efficiency(gemm, device, schedule)
-    return Terms(work, own["LAUNCH_SECONDS"], own["OVERLAP"], own["L2_SHARE"], stretch, power)
+    return Terms(own, crowded, work, own["LAUNCH_SECONDS"], own["OVERLAP"], own["L2_SHARE"], stretch, power)
 
 
 def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
@@ -286,16 +297,18 @@ def _efficiency(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> float:
     return FITTED_PEAK / device.peak(device.core_for(gemm.activation, schedule.pipeline))
 
 
-def _unit_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work) -> float:
+def _unit_seconds(
+    own: Mapping[str, float], device: TileDevice, schedule: GpuSchedule, grid: Grid, work: Work
+) -> float:
     """Return the time of the busiest multiprocessor."""
     if not schedule.persistent:
         alone = grid.resident == 1 and schedule.pipeline in WARPGROUPS
-        turns = (grid.rounds - 1) * _constants(gemm)["TURNOVER_SECONDS"] if alone else 0.0
+        turns = (grid.rounds - 1) * own["TURNOVER_SECONDS"] if alone else 0.0
         return work.waves(grid.rounds, grid.resident) * _waiting(schedule, grid) + turns
-    block = _constants(gemm)["BLOCK_SECONDS"] + grid.stage * _constants(gemm)["FIRST_BYTE_SECONDS"]
+    block = own["BLOCK_SECONDS"] + grid.stage * own["FIRST_BYTE_SECONDS"]
     if schedule.stream_k:  # all work alike; whoever began a tile takes in what the others did of it
         parts = most_parts(grid.blocks, device.units, schedule.tails)
-        cut = _cut_seconds(gemm, schedule, parts) if grid.blocks % device.units else 0.0
+        cut = _cut_seconds(own, schedule, parts) if grid.blocks % device.units else 0.0
         return block + grid.blocks / device.units * work.together(1) + cut
     # One block walks all tiles; loads of the next one overlap the epilogue.
     return block + grid.rounds * work.together(1)
@@ -308,11 +321,11 @@ def _waiting(schedule: GpuSchedule, grid: Grid) -> float:
     return 1 + CLUSTER_WAIT * (grid.resident - 1) if clusters and full else 1.0
 
 
-def _cut_seconds(gemm: Gemm, schedule: GpuSchedule, parts: int) -> float:
+def _cut_seconds(own: Mapping[str, float], schedule: GpuSchedule, parts: int) -> float:
     """Return what the cuts of stream-K cost a block that takes in ``parts`` of its tile."""
     outputs = schedule.tile_m * schedule.tile_n
-    each = _constants(gemm)["CUT_OUTPUT_SECONDS"] + parts * _constants(gemm)["PART_SECONDS"]
-    return _constants(gemm)["CUT_SECONDS"] + outputs * each
+    each = own["CUT_OUTPUT_SECONDS"] + parts * own["PART_SECONDS"]
+    return own["CUT_SECONDS"] + outputs * each
 
 
 def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:

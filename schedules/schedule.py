@@ -113,6 +113,18 @@ class GpuSchedule(Schedule):
         if problem:
             raise ScheduleError(problem)
 
+    def __hash__(self) -> int:
+        """Return the hash of the fields, which plans ask for thousands of times: it is kept."""
+        found: int | None = self.__dict__.get("_hash")
+        if found is None:
+            found = hash(tuple(self.__dict__.values()))
+            object.__setattr__(self, "_hash", found)
+        return found
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the hash behind: another process has others."""
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
     def _problems(self) -> Iterator[str]:
         """Yield what is no schedule of any pipeline."""
         if self.pipeline not in GPU_PIPELINES:

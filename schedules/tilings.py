@@ -168,8 +168,9 @@ def tilings(
     if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
         held = {tile.tile_m for tile in tiles}
         useful = _useful_m(tuple(rows for rows in competing if rows in held), m, least)
-    for schedule in tiles:
-        if schedule.tile_m not in useful or not _worthwhile(gemm, device, schedule, m):
+    sensible = _sensible(gemm, device, pipeline)
+    for schedule in (tile for rows in sensible if rows in useful for tile in sensible[rows]):
+        if not _worthwhile(gemm, device, schedule, m):
             continue
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
@@ -318,17 +319,30 @@ def _finds_idle(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bo
     return tile.split_k == 1 or blocks * tile.split_k <= MOST_SLICES * device.units
 
 
-def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
-    """Prune what cannot pay: slices of K shorter than four steps, persistence without a second wave."""
+@lru_cache(maxsize=64)
+def _sensible(gemm: Gemm, device: TileDevice, pipeline: str) -> Mapping[int, tuple[GpuSchedule, ...]]:
+    """Return the tiles that may pay for some M, by their activation rows."""
+    found: dict[int, list[GpuSchedule]] = {}
+    for tile in _shallow(_column(gemm, pipeline), device, pipeline):
+        if _is_sensible(gemm, tile):
+            found.setdefault(tile.tile_m, []).append(tile)
+    return {rows: tuple(tiles) for rows, tiles in found.items()}
+
+
+def _is_sensible(gemm: Gemm, tile: GpuSchedule) -> bool:
+    """Prune what pays for no M, such as slices of K shorter than four steps."""
     long_enough = k_slices(tile) == 1 or padded(gemm.k) // 64 // k_slices(tile) >= 4
-    small = m * gemm.n <= device.units * 128 * 128
     # Clusters share K so that blocks have rows for many warps, as many for each scheduler.
     busy = k_blocks(tile) == 1 or tile.pipeline not in SLICED or (tile.warps >= 16 and tile.warps % 4 == 0)
     # Digits of two rows of 16-bit x take longer than gemv (H200); int8 needs no decomposition.
     digits = tile.pipeline != "digits" or tile.tile_m == 1 or lane_of(gemm.activation) == 8
-    whole = not cuts_groups(gemm, tile)
-    fits = long_enough and busy and digits and whole and decodes_ahead(gemm, device, tile, m)
-    return fits and not (tile.persistent and not tile.stream_k and small)
+    return long_enough and busy and digits and not cuts_groups(gemm, tile)
+
+
+def _worthwhile(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:
+    """Prune what cannot pay for so many rows, such as persistence without a second wave."""
+    small = m * gemm.n <= device.units * 128 * 128
+    return decodes_ahead(gemm, device, tile, m) and not (tile.persistent and not tile.stream_k and small)
 
 
 def decodes_ahead(gemm: Gemm, device: TileDevice, tile: GpuSchedule, m: int) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import operator
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -74,6 +76,12 @@ def require_callable(function: object, what: str) -> None:
     """Raise DTypeError, "<what>, got <type>", unless a value can be called."""
     if not callable(function):
         raise DTypeError(f"{what}, got {type(function).__name__}")
+
+
+def path_of(value: object, what: str) -> Path:
+    """Return a path as one; raises DTypeError, "<what> must be a path, got <type>", for what is none."""
+    require_kind(value, (str, os.PathLike), f"{what} must be a path")
+    return Path(value)  # type: ignore[arg-type]
 
 
 def shown(value: object) -> str:

@@ -13,7 +13,7 @@ from ladder.api.matmul import Facts
 from ladder.api.problem import gemm_for
 from ladder.ir.gemm import Gemm
 from ladder.runtime import experts, operator
-from ladder.runtime.compile import Request, target_of
+from ladder.runtime.compile import Request, target_of, usable_device
 from ladder.runtime.packed import PackedWeight, check_packed, refuse_layout
 from schedules.schedule import Plan
 from targets import TileDevice, get_device
@@ -114,7 +114,7 @@ class GroupedMatmul:
         weights = sequence_of(
             QuantizedTensor, weights, "weights must be a list of what ladder.quantize returned"
         )
-        where = torch.device(device) if device is not None else None
+        where = None if device is None else usable_device(device)
         if where is None and weights and is_torch(weights[0].storage):
             where = weights[0].storage.device
         held = torch.device("cpu") if where is None else where

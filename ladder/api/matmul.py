@@ -19,7 +19,7 @@ from ladder.api.problem import gemm_for
 from ladder.api.scaled import ScaledMatmul, is_scaled
 from ladder.ir.gemm import Gemm
 from ladder.runtime import artifact, operator
-from ladder.runtime.compile import Request, compiled, family_of, target_of
+from ladder.runtime.compile import Request, compiled, family_of, target_of, usable_device
 from ladder.runtime.kernel import Call, CompiledGemm
 from ladder.runtime.packed import (
     GPU,
@@ -197,7 +197,7 @@ class Matmul:
             If it is not quantized.
         """
         check_quantized(weight)
-        where = torch.device(device) if device is not None else None
+        where = None if device is None else usable_device(device)
         if where is None and is_torch(weight.storage):
             where = weight.storage.device
         target = get_device(self.request.device or target_of(where or torch.device("cpu")))

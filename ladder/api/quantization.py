@@ -8,7 +8,7 @@ import torch
 
 from tile_types import TType
 from tile_types.arrays import as_torch
-from tile_types.errors import positive_number
+from tile_types.errors import DTypeError, positive_number
 from tile_types.library import get_type
 from tile_types.quantize import quantize as quantize_values
 
@@ -80,7 +80,7 @@ def quantize(weight: Any, /, ttype: TType | str | None = None, **options: Any) -
         named = {} if ttype is None else {"weight": get_type(ttype).name}
         return quantize_(deepcopy(weight), **(options | named))
     if ttype is None:
-        raise TypeError("quantize(weight, ttype): a matrix needs the type to quantize to")
+        raise DTypeError("quantize(weight, ttype): a matrix needs the type to quantize to")
     return quantize_values(weight.detach() if hasattr(weight, "detach") else weight, ttype, **options)
 
 

@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +21,8 @@ from ladder.api.linear import Linear
 from ladder.api.linear_modules import is_linear
 from ladder.api.stacked_experts import held, holder, install, is_experts, quantized_layers, stacks
 from ladder.ir.gemm import Gemm
-from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind
+from tile_types import quantize
+from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind, unknown_name
 
 Filter = Callable[[str, torch.nn.Module], bool]
 Options = Mapping[str, Any]
@@ -153,6 +156,7 @@ def quantize_(
     if kv_cache is not None:
         require_stored(kv_cache)
     skip, overrides = _required_rules(filter, skip, overrides)
+    _require_options(options)
     plan = _Rules({"weight": weight, **options}, filter, skip, overrides, convolutions, model)
     if calibration is not None:
         plan.observe(model, calibration)
@@ -187,7 +191,17 @@ def _required_rules(filter: Any, skip: Any, overrides: Any) -> tuple[tuple[str, 
                 raise DTypeError(f"{label} takes patterns of names, such as '*.mlp.*', got {pattern!r}")
     for options in overrides.values():
         require_kind(options, (str, Mapping, type(None)), "overrides gives a type, options by name, or None")
+        _require_options(options if isinstance(options, Mapping) else ())
     return skip, dict(overrides)
+
+
+def _require_options(names: Iterable[str]) -> None:
+    """Raise UnknownNameError for an option that no layer has."""
+    layers = [signature(function).parameters.values() for function in (Linear.from_linear, quantize)]
+    known = {each.name for each in chain(*layers) if each.kind is each.KEYWORD_ONLY} | {"weight"}
+    for name in names:
+        if name not in known:
+            raise unknown_name("option of a layer", name, known)
 
 
 def _caches_stored_as(kv_cache: str | None, model: torch.nn.Module) -> tuple[tuple[str, Any], ...]:

@@ -36,6 +36,7 @@ from tile_types.errors import (
     LadderError,
     MissingToolError,
     TypeValuesError,
+    path_of,
 )
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     CheckpointError
         If it cannot be read: missing, truncated, damaged, or of a form that is not known.
     """
-    found = Path(path)
+    found = path_of(path, "a checkpoint")
     require(os.fspath(path) != "" and os.path.exists(found), f"there is no checkpoint at {path}")
     file = _file_of(found) if found.is_dir() else found
     if file.suffix == ".gguf":

@@ -33,7 +33,7 @@ from ladder.runtime.packed import (
 from ladder.runtime.tokens import quantize_tokens
 from schedules.schedule import parse_plan
 from targets import get_device, host_cpu
-from tile_types.errors import ArtifactError, DeviceError, MissingToolError, TypeValuesError
+from tile_types.errors import ArtifactError, DeviceError, MissingToolError, TypeValuesError, path_of
 from tile_types.identity import VALUES, own_values_named, require_values
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def export(
         "plan": str(plan),
         "entries": [kernel.entry for kernel in kernels],
     }
-    return write_archive(Path(path), request.target, content, members, sign)
+    return write_archive(path_of(path, "the file"), request.target, content, members, sign)
 
 
 def write_archive(
@@ -188,7 +188,7 @@ def load(
     MissingToolError
         If the runtime library is not installed; to verify, if ``cryptography`` is not.
     """
-    source = Path(path)
+    source = path_of(path, "the file")
     manifest, members = archive.read(source, verify)
     _check_version(source, manifest)
     with reading(source, MANIFEST):

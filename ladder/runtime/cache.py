@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.installation import cache_root, installed_version, ladder_version, tvm_version
 from tile_types import get_type
-from tile_types.errors import CacheError, MissingToolError
+from tile_types.errors import CacheError, MissingToolError, path_of
 from tile_types.files import replacing
 from tile_types.identity import own_values_named
 from tile_types.ttype import values_text
@@ -232,7 +232,7 @@ class KernelCache:
     """
 
     def __init__(self, root: str | Path | None = None) -> None:
-        self.root = cache_root() if root is None else Path(root)
+        self.root = cache_root() if root is None else path_of(root, "the folder of the cache")
         self.kernels = self.root / "kernels"
         self.temporary = self.root / "tmp"
 

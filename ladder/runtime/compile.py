@@ -101,6 +101,19 @@ class Request:
         return self
 
 
+def usable_device(device: torch.device | str) -> torch.device:
+    """Return a torch device; raises DeviceError if torch knows no such device or cannot use it here."""
+    import torch
+
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DeviceError(f"{device!r} is no device of torch, such as 'cpu' or 'cuda:0'") from error
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(f"torch finds no GPU here for {str(where)!r}; give device='cpu'")
+    return where
+
+
 @cache
 def target_of(where: torch.device) -> str:
     """Return the name of the target that a torch device is.

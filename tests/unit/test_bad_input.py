@@ -17,6 +17,7 @@ ODD: list[Any] = [
 
 HELD = ladder.quantize(torch.ones(4, 64), "int4", group_size=64)
 CODES = torch.zeros(4, 64, dtype=torch.uint8)
+PRODUCT = ladder.Matmul(N=4, K=64, weight="int4", group_size=64)
 EXPERTS = ladder.GroupedMatmul(1, N=4, K=64, weight="int4", group_size=64)
 
 
@@ -53,6 +54,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "GroupedMatmul pack": lambda odd: EXPERTS.pack(odd),
     "GroupedMatmul pack of one": lambda odd: EXPERTS.pack([odd]),
     "GroupedMatmul offsets": lambda odd: EXPERTS(torch.ones(2, 64).half(), EXPERTS.pack([HELD]), odd),
+    "pack on": lambda odd: PRODUCT.pack(HELD, odd),
     "Conv": lambda odd: ladder.Conv.from_conv(torch.nn.Conv2d(8, 8, 3), "int4")(odd),
 }
 
@@ -63,6 +65,30 @@ def test_odd_values_are_refused_by_name(name: str) -> None:
         with pytest.raises(ladder.LadderError) as raised:
             CALLS[name](odd)
         assert len(str(raised.value)) < 600, odd
+
+
+@pytest.mark.parametrize("path", [3, 1.5, [], torch.zeros(2)], ids=str)
+@pytest.mark.parametrize("taken", [PRODUCT.export, ladder.load, ladder.load_checkpoint, ladder.KernelCache])
+def test_what_is_no_path_is_refused(taken: Callable[[Any], Any], path: Any) -> None:
+    with pytest.raises(ladder.DTypeError, match="must be a path, got"):
+        taken(path)
+
+
+@pytest.mark.parametrize("options", [{"wieght": "int8"}, {"groupsize": 64}])
+def test_options_of_layers_are_known_by_name(options: dict[str, Any]) -> None:
+    """Python's own error named a function that nobody had called."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    with pytest.raises(ladder.UnknownNameError, match="option of a layer"):
+        ladder.quantize_(model, "int4", **options)
+    with pytest.raises(ladder.UnknownNameError, match="option of a layer"):
+        ladder.quantize_(model, "int4", overrides={"0": options})
+    assert type(model[0]) is torch.nn.Linear
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
+def test_packing_for_a_gpu_that_is_not_there_says_so() -> None:
+    with pytest.raises(ladder.DeviceError, match="no GPU here"):
+        PRODUCT.pack(HELD, "cuda")
 
 
 @pytest.mark.parametrize("rows", [torch.zeros(0), torch.tensor(1.0), torch.ones(2, 4).to_sparse()], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from dataclasses import replace
 from itertools import pairwise, product
@@ -225,6 +226,14 @@ def test_hopper_plan_uses_what_was_fastest() -> None:
     large = plan.schedule_for(4096)
     assert isinstance(large, GpuSchedule)
     assert (large.tile_m, large.tile_n, large.tile_k, large.warps) == (256, 128, 64, 8)
+
+
+def test_schedules_keep_their_hash_to_themselves() -> None:
+    """Other processes hash texts otherwise."""
+    schedule = GpuSchedule("gemv", 8)
+    assert hash(schedule) == hash(GpuSchedule("gemv", 8)) != hash(GpuSchedule("gemv", 16))
+    assert "_hash" not in vars(pickle.loads(pickle.dumps(schedule)))
+    assert pickle.loads(pickle.dumps(schedule)) == schedule
 
 
 def test_planning_is_quick() -> None:
