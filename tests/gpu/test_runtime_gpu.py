@@ -169,6 +169,19 @@ def test_strides_of_attentions_result(case: str, dtype) -> None:
     attention_layout.check_strides(case, "cuda", dtype)
 
 
+@pytest.mark.parametrize("size", [8, 40, 72, 88])
+def test_attention_of_heads_that_are_no_multiple_of_16(size: int) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    q, k, v = (torch.randn(1, 16, n, size, device="cuda").half() for n in (1, 1024, 1024))
+    exact, fast = attend(q.double(), k.double(), v.double()), ladder.compile(attend)
+    with torch.no_grad():
+        for _ in range(3):
+            assert (fast(q, k, v) - exact).norm() < 1e-3 * exact.norm()
+    assert "no kernel" not in str(fast.plan())
+
+
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("axis", [1, -1])
 def test_topk_joins_chains(axis: int, largest: bool) -> None:
