@@ -4,7 +4,7 @@
  * many ranges as there are threads. A thread takes the tasks of its own range, then what is left of the others':
  * no task waits for a thread that sleeps or has lost its core.
  *
- * OpenMP's regions end when each thread has come by. Where that lasted longer than the caller's own work, the
+ * OpenMP's regions end when each thread has come by. Where that lasted longer than it takes to compute alone, the
  * cores are taken by others, and the caller computes alone for a while: longer each time that happens again.
  */
 
@@ -87,16 +87,17 @@ static int run_alone(Body body, void *closure, int tasks) {
   return failed ? -1 : 0;
 }
 
-/* Note how long the region waited for its last thread after the caller's own work. */
-static void judge(long long begin, long long own_end, long long end) {
+/* Note whether the wait for the region's last thread, after the caller's own work, cost more than to compute alone.
+ * The more threads, the more a pause costs, and the shorter it is. */
+static void judge(long long begin, long long own_end, long long end, int threads) {
   long long wait = end - own_end;
-  if (wait <= LATE + (own_end - begin)) {
+  if (wait <= LATE + (own_end - begin) * (threads - 1)) {
     caller.pause /= 2;
     return;
   }
   caller.pause = caller.pause ? caller.pause * 2 : PAUSE;
   if (caller.pause > LONGEST_PAUSE) caller.pause = LONGEST_PAUSE;
-  caller.until = end + wait * caller.pause;
+  caller.until = end + wait * caller.pause / (threads - 1);
 }
 
 static int run_together(Body body, void *closure, int tasks, int threads, int team) {
@@ -109,12 +110,13 @@ static int run_together(Body body, void *closure, int tasks, int threads, int te
   region.environment.tasks = tasks > 0 ? tasks : threads * TASKS_OF_A_THREAD;
   region.threads = threads;
   region.failed = 0;
+  region.own_end = begin;
   for (int at = 0; at < threads; ++at) {
     region.ranges[at].next = (long long)region.environment.tasks * at / threads;
     region.ranges[at].end = (long long)region.environment.tasks * (at + 1) / threads;
   }
   ladder.parallel(work, &region, team, 0);
-  judge(begin, region.own_end, now());
+  judge(begin, region.own_end, now(), threads);
   if (region.failed) ladder.raise("RuntimeError", "a thread of a kernel failed");
   return region.failed ? -1 : 0;
 }

@@ -81,12 +81,13 @@ class Stand:
     def failed(self, kind: bytes, message: bytes) -> None:
         self.errors.append(message)
 
-    def run(self, fails: bool = False, asked: int = 0) -> list[int]:
+    def run(self, fails: bool = False, asked: int = 0, seconds: float = 0.0) -> list[int]:
         """Return the tasks of one launch in the order in which they ran; -1 at its end where it failed."""
         seen = list[int]()
 
         def body(task: int, environment: int, closure: int) -> int:
             seen.append(task)
+            time.sleep(seconds)
             return int(fails)
 
         status = self.library.ladder_launch(BODY(body), None, asked)
@@ -118,6 +119,16 @@ def test_a_caller_that_waited_for_a_late_thread_computes_alone_for_a_while(
         assert tasks.run() in ([0], list(range(8)))  # alone: one task has it all
         time.sleep(0.05)
     assert 1 < time.monotonic() - begin < 60  # eight times as long as the caller waited
+
+
+@pytest.mark.parametrize(("threads", "late", "alone"), [(2, 0.5, True), (6, 0.1, False)])
+def test_a_wait_shorter_than_to_compute_alone_is_none(
+    stand: Callable[[int], Stand], threads: int, late: float, alone: bool
+) -> None:
+    tasks = stand(threads)
+    tasks.late = late
+    assert len(tasks.run(seconds=0.005)) == 4 * threads  # 40 ms of two threads' caller, 120 of six
+    assert (tasks.run() == [0]) == alone
 
 
 def test_one_thread_nested_regions_and_kernels_alone_start_nothing(stand: Callable[[int], Stand]) -> None:
@@ -200,6 +211,7 @@ FORKED = """
 """
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("used", [False, True])
 def test_a_child_of_a_process_whose_torch_had_threads_computes(used: bool) -> None:
     assert program(FORKED.replace("USED", str(used))) == "computed"
@@ -222,6 +234,7 @@ FROM_ONE_THREAD = """
 """
 
 
+@pytest.mark.costly
 def test_a_child_of_a_process_of_one_thread_uses_torchs() -> None:
     assert program(FROM_ONE_THREAD) == "on torch's threads True"
 
