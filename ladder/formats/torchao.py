@@ -69,12 +69,23 @@ def _is_fp4(kind: str, data: dict[str, Any]) -> bool:
     return kind == "MXTensor" and "float4" in named(data.get("elem_dtype"))
 
 
+KNOWN = (
+    *("block_size", "shape", "elem_dtype", "target_dtype", "is_swizzled_scales", "reduce_range"),
+    *("dtype", "orig_dtype", "activation_dtype", "activation_quantization", "act_quant_kwargs"),
+    *("mm_config", "kernel_preference", "use_triton_kernel"),
+)
+"""Attributes of tensors: the first line's say how they are stored, the others nothing of their values."""
+
+
 def read(layer: Layer) -> QuantizedTensor:
     """Read a tensor of any class of `READERS`."""
     kind, data = attributes(layer)
     reader = READERS.get(kind)
     if reader is None:
         raise CheckpointError(f"{layer.name}: torchao's {kind} is not read; known: {', '.join(READERS)}")
+    layer.require("_act_pre_scale" not in layer, "it scales activations first, which no kernel here does")
+    others = [name for name, value in data.items() if name not in KNOWN and value not in (None, False)]
+    layer.require(not others, f"its {', '.join(others)[:80]}: what a {kind} does with it is not known")
     return reader(layer, data)
 
 
@@ -147,7 +158,6 @@ def block_of(layer: Layer, data: dict[str, Any], scale: torch.Tensor, n: int, k:
 def int4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     """Read signed nibbles, low first: ``q * scale + zero``, both stored [K / g, N]."""
     n, octets = layer.shape("_qdata", 2)
-    layer.require("_act_pre_scale" not in layer, "it scales activations first, which no kernel here does")
     layer.require_type("_qdata", "uint8", "int8")
     layer.require_type("_scale", *SCALES)
     layer.require_type("_zero_point", layer["_scale"].dtype)
@@ -232,6 +242,12 @@ def nvfp4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     )
 
 
+ACTIVATIONS = (
+    *("_act_scale", "_act_zero_point", "_act_quant_scale", "_act_quant_zero_point"),
+    *("_act_per_tensor_scale", "_output_act_quant_scale"),
+)
+"""How activations are quantized: nothing of the weight depends on it."""
+
 READERS: dict[str, Callable[[Layer, dict[str, Any]], QuantizedTensor]] = {
     "IntxUnpackedToInt8Tensor": affine,
     "Int8Tensor": affine,
@@ -249,7 +265,7 @@ FORMAT = Format(
     shape,
     read,
     parts=("_scale",),
-    optional=("_zero_point", "_per_tensor_scale", "_act_pre_scale", "_act_scale", "_act_zero_point"),
+    optional=("_zero_point", "_per_tensor_scale", "_act_pre_scale", *ACTIVATIONS),
     rename=rename,
     rounding="scales_first",
     doc="torchao's safetensors: Int8, IntxUnpackedToInt8, Int4, Float8, MX, NVFP4",

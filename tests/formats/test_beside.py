@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ladder
@@ -201,3 +202,38 @@ def test_factors_of_gguf_tensors(kind: str, experts: int, tmp_path: Path) -> Non
     assert found.shape == own.shape
     assert (found - own).abs().max() <= 2e-7 * own.abs().max()
     assert set(checkpoint.plain) == {"a.input_scale"}
+
+
+def torchao_int8(folder: Path, arrays: dict[str, torch.Tensor], data: dict[str, Any]) -> Path:
+    """Write torchao's int8 layer with further arrays and attributes, described as torchao does."""
+    file = FILES / "torchao_int8.safetensors"
+    with safe_open(file, "pt") as opened:
+        metadata = dict(opened.metadata())
+    described = json.loads(metadata["layer.weight"])
+    described["_data"] |= data
+    described["_tensor_data_names"] += [name.removeprefix("layer._weight_") for name in arrays]
+    metadata["layer.weight"] = json.dumps(described)
+    save_file({**load_file(file), **arrays}, folder / "model.safetensors", metadata=metadata)
+    return folder
+
+
+def test_factors_of_torchaos_inputs_are_refused(tmp_path: Path) -> None:
+    """SmoothQuant and AWQ leave them beside int8 codes: they were passed over."""
+    path = torchao_int8(tmp_path, {"layer._weight_act_pre_scale": torch.rand(K)}, {})
+    with pytest.raises(ladder.CheckpointError, match="scales activations first"):
+        ladder.load_checkpoint(path)["layer.weight"]
+
+
+def test_attributes_of_torchao_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    path = torchao_int8(tmp_path, {}, {"rotation": "hadamard", "act_quant_kwargs": None})
+    with pytest.raises(ladder.CheckpointError, match="its rotation: what a Int8Tensor does"):
+        ladder.load_checkpoint(path)["layer.weight"]
+
+
+def test_how_torchao_quantizes_inputs_is_allowed(tmp_path: Path) -> None:
+    """Static scales of inputs lie beside the codes; they were refused."""
+    arrays = {"layer._weight_act_quant_scale": torch.rand(1, 1)}
+    path = torchao_int8(tmp_path, arrays, {"act_quant_kwargs": {"_type": "QuantizeTensorToInt8Kwargs"}})
+    plain = ladder.load_checkpoint(FILES / "torchao_int8.safetensors")
+    found = ladder.load_checkpoint(path)
+    assert torch.equal(found.dequantize("layer.weight"), plain.dequantize("layer.weight"))
