@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf, prod
 from typing import Any
 
@@ -288,13 +289,15 @@ def _max_pool(
 
 def _average_pool(
     im: Importer, out: str, x: str, kernel: Any, stride: Any = (), padding: Any = (0,),
-    ceil_mode: bool = False, include_pad: bool = True, divisor: Any = None,
+    ceil_mode: bool = False, include_pad: bool = True, divisor: Any = None, rank: int = 2,
 ) -> Any:  # fmt: skip
+    """Average windows of images of `rank` axes; sums over channels (local response) are such, of volumes."""
     if ceil_mode or divisor is not None or (any(padding) and not include_pad):
         return None
-    if len(im.shape(x)) == 3:
-        return _of_one_image(im, x, lambda batch: _average_pool(im, out, batch, kernel, stride, padding))
-    kernel = spread_over(kernel, (1, 1)) if len(kernel) == 1 else list(kernel)
+    if len(im.shape(x)) == rank + 1:
+        pool = partial(_average_pool, im, out, kernel=kernel, stride=stride, padding=padding, rank=rank)
+        return _of_one_image(im, x, pool)
+    kernel = spread_over(kernel, (1,) * rank) if len(kernel) == 1 else list(kernel)
     view = _windows(im, im.cast(x, wide_of(out)), kernel, stride, padding, (1,))
     assert view is not None
     axes = range(len(im.shape(view)) - len(kernel), len(im.shape(view)))
@@ -351,6 +354,7 @@ MODEL_ROWS: dict[str, Row] = {
     "im2col.default": _columns,
     "max_pool2d_with_indices.default": _max_pool,
     "avg_pool2d.default": _average_pool,
+    "avg_pool3d.default": partial(_average_pool, rank=3),
     "_adaptive_avg_pool2d.default": _adaptive_pool,
     "attention.default": _attention,
     "as_strided_.default": _restrided,

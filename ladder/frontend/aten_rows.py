@@ -132,12 +132,22 @@ def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
     if not isinstance(exponent, int | float):
         return im.floats("pow", [base, exponent], out)
     exponent = held(exponent, out) if out in HALVES else exponent
+    if exponent == 0.75:
+        return im.cast(_three_quarters(im, im.operand(base, wide_of(out)), wide_of(out)), out)
     known = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), 3: ("square",)}.get(exponent)
     if known is None:
         return im.floats("pow", [base, exponent], out)
     value = im.apply(known[0], [base], wide_of(out))
     value = im.apply("mul", [value, base], wide_of(out)) if exponent == 3 else value
     return im.cast(value, out)
+
+
+def _three_quarters(im: Importer, x: str, wide: str) -> str:
+    """Return the power 3/4, of local response normalization, by two roots; of -inf it is inf, as of inf."""
+    root = im.apply("sqrt", [x], wide)
+    power = im.apply("mul", [root, im.apply("sqrt", [root], wide)], wide)
+    magnitude = im.apply("abs", [x], wide)
+    return im.g.add("select", im.apply("less", [magnitude, math.inf], wide), power, magnitude)
 
 
 def _gelu(im: Importer, out: str, x: Any, approximate: str = "none") -> Any:

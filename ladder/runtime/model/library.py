@@ -15,6 +15,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import FORMS, Subgraph
 from ladder.runtime import peers, recurrent_operator  # noqa: F401  registers ladder::recurrent
 from ladder.runtime.functional import functional_form, original
+from ladder.runtime.grouped import grouped
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.ordered import Keep, multiply, ordered_matrix, pays
@@ -94,6 +95,13 @@ COLLECTIVES = "_c10d_functional."
 
 OVER_PEERS: Mapping[str, Run] = {f"{COLLECTIVES}all_reduce.default": peers.all_reduce}
 """Collectives that GPUs carry out in each other's memory where they can."""
+
+
+QUICKER: Mapping[str, Callable[[Run], Run]] = {
+    "aten.index.Tensor": indexed,
+    "transformers.grouped_mm_fallback.default": grouped,
+}
+"""Operators of which some calls have a quicker way with the same results -> what makes it of torch's own."""
 
 
 def library_run(graph: Graph, now: CallSizes) -> Run:
@@ -228,8 +236,8 @@ def awaited(target: str) -> Any:
     function = resolve(target)
     if target in OVER_PEERS:
         return OVER_PEERS[target]
-    if target == "aten.index.Tensor":
-        return indexed(function)
+    if target in QUICKER:
+        return QUICKER[target](function)
     if not target.startswith(COLLECTIVES):
         return function
     wait = torch.ops._c10d_functional.wait_tensor
