@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ladder import knobs
 from ladder.installation import ladder_version
+from ladder.interrupts import pass_on
 
 ROOTS = ("ladder", "tile_types", "schedules", "targets")
 """The packages whose lines a fault is looked for in."""
@@ -32,10 +33,11 @@ def tolerated(error: Exception, what: str, place: str = "") -> str:
     error: What was caught.
     what: What happens instead.
     place: As `place_of_fault` says, where the exception has no traceback any more.
-    Raises Exception: ``error`` itself, under ``LADDER_STRICT``.
+    Raises Exception: ``error`` itself, under ``LADDER_STRICT``, and where a signal handler raised it.
     """
     if knobs.settings.strict:
         raise error
+    pass_on(error)
     place = place or place_of_fault(error)
     reason = f"{what}, for a fault: {type(error).__name__} at {place}: {_first_line(error)}"
     warn_once(place, f"{reason}\n{HOW_TO_REPORT}")

@@ -34,6 +34,7 @@ from ladder.capture.values.aliasing import (
 )
 from ladder.capture.values.fakes import fake_in
 from ladder.capture.values.tensors import random_states, restore_random
+from ladder.interrupts import pass_on
 from ladder.runtime.model.library import UnlikeItsFakeError
 from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.model.results import ArgumentPart
@@ -268,7 +269,8 @@ class Separated:
             self.groups = groups_apart(self.expected, aliasing_of(inputs, mended))
             mended = self._together(inputs, mended)
             wrong = not self._is_right(inputs, mended)
-        except RuntimeError:  # a result some of whose elements are one is not copied
+        except RuntimeError as error:  # a result some of whose elements are one is not copied
+            pass_on(error)
             wrong = True
         if wrong:
             return otherwise("its results cannot be laid out as the program's")

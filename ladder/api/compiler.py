@@ -24,6 +24,7 @@ from ladder.api.plan_cache import prepared_for
 from ladder.api.surroundings import kept_state
 from ladder.capture.captured import run_as_is
 from ladder.capture.values.aliasing import Aliasing
+from ladder.interrupts import pass_on
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.build import Built, build_prepared
 from ladder.runtime.model.executable import Executable
@@ -263,6 +264,7 @@ def place_of(module: torch.fx.GraphModule, examples: list[Any]) -> torch.device:
     try:
         places = given[:1] or {value.device for value in results_of(module, examples)}
     except Exception as error:  # as where a graph is traced: what fakes cannot do, the program still can
+        pass_on(error)
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise ImportRefused(f"the graph takes no tensors, and its results need values: {why}") from error
     if len(places) != 1:

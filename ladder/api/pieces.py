@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ladder.api.tensor_program import target_of
 from ladder.capture.values.fakes import fake_in
+from ladder.interrupts import pass_on
 
 Node = torch.fx.Node
 Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -224,6 +225,7 @@ def _signature(value: Any) -> Any:
 
 
 def _why(error: Exception) -> str:
+    pass_on(error)
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 

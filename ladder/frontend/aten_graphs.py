@@ -28,6 +28,7 @@ from ladder.frontend.aten_writes import (
 from ladder.frontend.fx_facts import autocast_facts
 from ladder.frontend.selection import argmax, topk
 from ladder.frontend.upsampling import upsampling
+from ladder.interrupts import pass_on
 from ladder.runtime.dispatch import dispatch_kept
 from ladder.runtime.failing import checks, may_raise
 from ladder.runtime.functional import apart, functional_form, has_form, memory_of, named, own_results
@@ -71,6 +72,7 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
     except ImportRefused:
         raise
     except Exception as error:  # whatever tracing cannot do, the program itself still can
+        pass_on(error)
         why = shorten(str(error), MOST_TOLD, placeholder=" ...")
         raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {why}") from error
     return traced

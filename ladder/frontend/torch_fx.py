@@ -16,7 +16,7 @@ import torch
 import torch._dispatch.python
 import torch.fx
 
-from ladder import faults
+from ladder import faults, interrupts
 from ladder.frontend.aten_graphs import RUN, to_aten
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
@@ -211,9 +211,7 @@ class _Walk:
         if not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
             return self.extent(node.meta["val"])  # a size
         special = _SPECIAL.get(f"{namespace}.{name}")
-        if special is not None:
-            return special(self, node)
-        return self._by_row(node, name)
+        return special(self, node) if special is not None else self._by_row(node, name)
 
     def _by_row(self, node: torch.fx.Node, name: str) -> Any:
         """Return what the row of an operator makes of it; without one, the call of the operator itself."""
@@ -232,6 +230,7 @@ class _Walk:
         except ImportRefused:
             raise
         except Exception as error:
+            interrupts.pass_on(error)
             if not is_open(node):  # what is open may be more than rows can tell
                 faults.tolerated(error, f"{node.target} runs in torch")
         return self.call(node)

@@ -19,6 +19,7 @@ from ladder.capture.values.tensors import (
     signature,
     torch_state,
 )
+from ladder.interrupts import pass_on
 from ladder.runtime import snapshot
 
 MAX_CHECKS = 100_000
@@ -150,6 +151,7 @@ def guard_lines(heap: Heap, asking: list[str], learning: list[str]) -> tuple[lis
     heap.guard.checks += [Check("True", None, fact.path, fact.path, id(fact.value)) for fact in facts]
     heap.guard.check("True", "objects that stay")
     told = [re.sub(r"return (\w+)$", r"return missed, \1, ()", line) for line in table]
-    lines += [*(f"    {line}" for line in (*asking, *table)), "except Exception:", "    return -1"]
-    learned += [*(f"    {line}" for line in (*learning, *told)), "except Exception:"]
+    caught = ["except Exception as error:", f"    {heap.constant(pass_on)}(error)"]
+    lines += [*(f"    {line}" for line in (*asking, *table)), *caught, "    return -1"]
+    learned += [*(f"    {line}" for line in (*learning, *told)), *caught]
     return lines, [*learned, "    return missed, 0, ()", "return (missed, 0, ()) if missed else 0"]

@@ -12,6 +12,7 @@ from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.nodes import CaptureError, Dynamic, MockStep, Node
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.shapes import DynamicSize, Walk
+from ladder.interrupts import pass_on
 
 
 def live_steps(steps: list[MockStep], wanted: set[str]) -> tuple[list[MockStep], set[str]]:
@@ -113,6 +114,7 @@ class Clones:
             exec("\n".join(step.text for step in self.steps), space)
             made = [eval(text, space) for text in texts]
         except Exception as error:
+            pass_on(error)
             raise CaptureError(f"what a segment made cannot be made again: {error!r}") from error
         for step in self.steps:
             if step.var in by_var and id(space[step.var]) not in self.heap.nodes:

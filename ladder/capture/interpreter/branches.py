@@ -30,6 +30,7 @@ from ladder.capture.trace.trace import Apart, Value
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.settings import is_now, restore_settings
 from ladder.capture.values.tensors import autocast_state, restore_state, torch_state
+from ladder.interrupts import pass_on
 
 
 class Joined(Leaving):
@@ -198,6 +199,7 @@ def _driven(vm: Interpreter, frames: list[Frame], after: str, holds: bool) -> Jo
     except CaptureError as error:
         raise Abandoned(str(error)) from None
     except Exception as error:
+        pass_on(error)
         raise Abandoned(f"a side of a branch raised {type(error).__name__}") from None
 
 

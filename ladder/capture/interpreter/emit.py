@@ -38,6 +38,7 @@ from ladder.capture.values.tensors import (
     run_at,
 )
 from ladder.faults import tolerated
+from ladder.interrupts import pass_on
 
 
 @contextmanager
@@ -212,6 +213,7 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
     except Exception as error:
         if getattr(backend, "is_ours", False):
             raise CaptureError(tolerated(error, "a graph that cannot be built runs as it is")) from error
+        pass_on(error)
         raise CaptureError(f"the graph cannot be built: {type(error).__name__}: {error}") from error
     given = [f"{name}.{COPIED}" if name in heap.copied else name for name in names]
     call = f"{heap.constant(compiled)}({', '.join(_spread(heap, given))})"
@@ -263,9 +265,8 @@ def _running_lines(
     if trace.modules:
         lines += [f"except {heap.constant(Unrecorded)}:", *undone, "    return -1"]
     if assumed is not None:  # it may have raised since a number is another
-        lines += ["except Exception:", *undone, f"    {heap.constant(assumed.failed)}()", "    return -1"]
-    else:
-        lines += ["except Exception as error:", *undone, f"    {failed}"]
+        failed = f"{heap.constant(assumed.failed)}(); return -1"
+    lines += ["except Exception as error:", *undone, f"    {heap.constant(pass_on)}(error)", f"    {failed}"]
     if assumed is not None:
         read = ", ".join(item.var for item in trace.assumed)
         lines += [f"if not {heap.constant(assumed.holds)}({read}):", *undone, "    return -1"]

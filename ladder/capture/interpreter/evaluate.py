@@ -25,6 +25,7 @@ from ladder.capture.interpreter.opcodes import (
 from ladder.capture.python.bytecode import program_of
 from ladder.capture.python.frames import NO_OVERRIDE, Frame
 from ladder.capture.values.kinds import is_a
+from ladder.interrupts import asynchronous
 
 FROM_YIELD_FROM = 2
 """What RESUME says where a generator stands in ``yield from``."""
@@ -66,6 +67,8 @@ def _loop(vm: Interpreter, frame: Frame) -> Any:
         except Leaving:
             raise
         except BaseException as error:
+            if vm.recording and asynchronous(error):
+                vm.give_up()  # it need not come up there again
             _unwind(vm, frame, error)
             continue
         if signal is RETURN:

@@ -23,6 +23,7 @@ from ladder.capture.operations.objects import new_container, pinned_part
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.tensors import PYTHON_OPERATORS
+from ladder.interrupts import pass_on
 
 _FUNCTORCH = torch._C._functorch.__name__
 """Its functions are told to no mode."""
@@ -64,7 +65,8 @@ def _told(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _C
             function(*args, **kwargs)
     except _Noted as noted:
         return noted.call
-    except Exception:
+    except Exception as error:
+        pass_on(error)
         return None  # it raises this once more when it is made
     return None
 

@@ -16,6 +16,7 @@ from ladder.capture.trace.trace import Value
 from ladder.capture.values import shapes
 from ladder.capture.values.kinds import is_a, is_constant, mapped
 from ladder.capture.values.shapes import DynamicSize
+from ladder.interrupts import pass_on
 from ladder.runtime.recurrent_operator import WHOLE
 
 ARITHMETIC: frozenset[Any] = frozenset(
@@ -168,6 +169,7 @@ def fake_results(
             vm.heap.settle(long)
         agreed = shapes.agrees(fakes, real) and (settled is None or settled == symbols.settled())
     except Exception as error:  # what an operator may raise for symbols is not documented
+        pass_on(error)
         vm.heap.fix_shapes(f"{getattr(function, '__name__', function)}: {type(error).__name__}")
         return []
     if not agreed:

@@ -35,6 +35,7 @@ from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.fakes import fails_without_values
 from ladder.capture.values.kinds import is_a, is_constant
 from ladder.capture.values.monitor import Monitor, Refused
+from ladder.interrupts import pass_on
 
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
@@ -60,6 +61,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     try:
         result = _run(function, values, named, monitor)
     except Exception as error:
+        pass_on(error)
         vm.trace.late = monitor.counted
         always = _fails_always(vm, function, (values, named), monitor, inputs, error)
         _failed(vm, function, *vm.plain_given(args, kwargs), error, always=always)

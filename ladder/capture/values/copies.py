@@ -16,6 +16,7 @@ from ladder.capture.values.kinds import is_a
 from ladder.capture.values.monitor import Monitor
 from ladder.capture.values.remembered import tensors_in
 from ladder.capture.values.shapes import Shapes
+from ladder.interrupts import pass_on
 
 
 class Copies:
@@ -59,7 +60,8 @@ class Copies:
             return
         try:
             found = self.shapes.run_once(function, self._faked(args), self._faked(kwargs))
-        except Exception:  # what an operator may raise for fakes is not documented
+        except Exception as error:  # what an operator may raise for fakes is not documented
+            pass_on(error)
             self.written = True
             return
         known = [*self.views.values()]

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.kinds import is_a
+from ladder.interrupts import pass_on
 
 
 def fake_in(mode: Any, tensor: torch.Tensor, **given: Any) -> torch.Tensor:
@@ -53,7 +54,8 @@ def shapes_of_fakes(function: Callable[..., Any], args: Any, kwargs: Any) -> lis
     """Return the shapes of what an operator gives for fakes; None if it takes none."""
     try:
         found = fake_call(function, args, kwargs)
-    except Exception:  # what it raises then is not documented
+    except Exception as error:  # what it raises then is not documented
+        pass_on(error)
         return None
     return [item.shape for item in tree_leaves(found) if is_a(item, torch.Tensor)]
 
@@ -65,6 +67,7 @@ def fails_without_values(function: Callable[..., Any], args: Any, kwargs: Any) -
     try:
         fake_call(function, args, kwargs)
     except Exception as error:  # torch's own say what fakes cannot do
+        pass_on(error)
         return type(error).__module__ == "builtins" and type(error) is not NotImplementedError
     finally:
         log.disabled = off

@@ -196,8 +196,12 @@ def restore_random(states: RandomStates) -> None:
 
 
 def modes_are_active() -> bool:
-    """Say whether a Python mode watches each operator; capture then leaves the call alone."""
-    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+    """Say whether a Python mode watches each operator, or none could; capture then leaves the call alone.
+
+    None can where torch works on fakes, amid which a signal handler of the program may call us.
+    """
+    watched = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    return bool(watched or torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python))
 
 
 def are_transformed() -> bool:
