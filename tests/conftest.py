@@ -47,6 +47,7 @@ COSTLY = frozenset(
         "integration/test_first_run.py",
         "integration/test_forks.py",
         "integration/test_policy_mma.py",
+        "integration/test_rocm_chains.py",
         "integration/test_rocm_compile.py",
         "integration/test_spills.py",
         "integration/test_superopt_cli.py",
@@ -140,12 +141,16 @@ COSTLY = frozenset(
         "unit/test_benchmark_peers.py",
         "unit/test_chain_latency.py",
         "unit/test_cost_measured.py",
+        "unit/test_cost_middle.py",
         "unit/test_cost_model.py",
+        "unit/test_cpu_layout.py",
         "unit/test_cuda_decode.py",
         "unit/test_expert_plans.py",
+        "unit/test_gemv_geometry.py",
         "unit/test_gemv_launch.py",
         "unit/test_layouts.py",
         "unit/test_policy.py",
+        "unit/test_quick_fakes.py",
         "unit/test_rocm_byte_table.py",
         "unit/test_search.py",
         "unit/test_shards.py",
@@ -182,8 +187,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all tests are collected: what that makes stays
     config.addinivalue_line(
         "markers",
-        "costly(together): cases take turns day by day; those that name the same `together` share a costly "
-        "fixture and count as one case; --long runs them all",
+        "costly(together, turns): cases take turns day by day, once in `turns` days; those that name the "
+        "same `together` share a costly fixture and count as one case; --long runs them all",
     )
 
 
@@ -207,23 +212,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the costly cases that are those of other days; what is asked for by name runs."""
     if config.getoption("--long") or any("::" in name for name in config.args):
         return
-    files: dict[str, dict[str, list[pytest.Item]]] = {}
+    files: dict[tuple[str, int], dict[str, list[pytest.Item]]] = {}
     for item in items:
         file = item.nodeid.partition("::")[0].removeprefix("tests/")
         marker = item.get_closest_marker("costly")
         if marker or file in COSTLY:
-            case = marker.kwargs.get("together", item.nodeid) if marker else item.nodeid
-            files.setdefault(file, {}).setdefault(case, []).append(item)
-    left = {item for file, cases in files.items() for item in _of_other_days(file, list(cases.values()))}
+            given = marker.kwargs if marker else {}
+            cases = files.setdefault((file, given.get("turns", TURNS)), {})
+            cases.setdefault(given.get("together", item.nodeid), []).append(item)
+    left = {item for which, cases in files.items() for item in _of_other_days(*which, [*cases.values()])}
     config.hook.pytest_deselected(items=list(left))
     items[:] = [item for item in items if item not in left]
 
 
-def _of_other_days(file: str, cases: list[list[pytest.Item]]) -> Iterator[pytest.Item]:
+def _of_other_days(file: str, turns: int, cases: list[list[pytest.Item]]) -> Iterator[pytest.Item]:
     """Yield what does not run today; files begin with another case each, which spreads the cost over days."""
     today = int(os.environ["LADDER_TEST_DAY"]) + crc32(file.encode())
     for at, case in enumerate(cases):
-        if at % TURNS != today % TURNS:
+        if at % turns != today % turns:
             yield from case
 
 

@@ -159,6 +159,7 @@ def test_many_small_weights_count(arch: str) -> None:
     assert error < BOUNDS["float16"]
 
 
+@pytest.mark.costly(turns=61)
 @pytest.mark.parametrize(
     ("arch", "size", "stored", "ttype", "tokens"),
     [

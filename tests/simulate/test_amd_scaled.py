@@ -96,6 +96,7 @@ WIDTHS = list(product(("mxfp8_e5m2", "mxfp6_e2m3", "mxfp4"), repeat=2))
 SCHEDULES = [(types, one) for types in WIDTHS for one in schedules(ScaledGemm(64, 64, *types), GPU)]
 
 
+@pytest.mark.costly(turns=61)
 @pytest.mark.parametrize(("types", "schedule"), SCHEDULES, ids=str)
 def test_no_schedule_spills(types: tuple[str, str], schedule: Schedule) -> None:
     form = ScaledGemm(8448, 7168, *types, "bfloat16", True)

@@ -1,4 +1,4 @@
-"""Products of waves of 32 lanes, as TIR: rows of scales, and operands that both halves of a wave hold."""
+"""Products by instructions with rules of their own: rows of scales, halves of a wave, groups in a step."""
 
 from __future__ import annotations
 
@@ -42,3 +42,28 @@ def test_halves_that_disagree_give_no_numbers() -> None:
     d = wmma.gather_d(wmma.multiply(what, wmma.RDNA3, a.view(np.uint8), b.view(np.uint8), c), wmma.RDNA3)[0]
     assert np.isnan(d[3]).all()
     assert (np.delete(d, 3, axis=0) == 16).all()
+
+
+@pytest.mark.parametrize(
+    ("target", "weight", "activation"),
+    [
+        ("rocm/gfx1100", "nvfp4", torch.bfloat16),
+        ("rocm/gfx1100", "int4", torch.float16),
+        ("rocm/gfx1201", "int4", torch.float16),
+        ("rocm/gfx950", "int4", torch.bfloat16),
+    ],
+)
+def test_infinities_stay_in_their_group(target: str, weight: str, activation: torch.dtype) -> None:
+    """An instruction that multiplies two groups is issued for each; zeros stand for the other's x too."""
+    group = None if weight == "nvfp4" else 16
+    name = str(activation).removeprefix("torch.")
+    op = ladder.Matmul(32, 64, weight, name, group_size=group, output="float32", target=target)
+    dense = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
+    stored = ladder.quantize(dense, weight, group_size=group)
+    x = torch.randn(17, 64, generator=torch.Generator().manual_seed(2))
+    x[0, 5], x[1, 63] = torch.inf, -torch.inf
+    w = torch.as_tensor(stored.dequantize("float64"))
+    wanted = (x.to(activation).double()[:, None] * w).sum(-1)
+    found = torch.as_tensor(ladder.simulate(op, x.to(activation), op.pack(stored)).y).double()
+    assert torch.equal(found.isnan(), wanted.isnan())
+    assert torch.equal(found[wanted.isinf()], wanted[wanted.isinf()])

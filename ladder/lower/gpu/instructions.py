@@ -244,7 +244,17 @@ def emit_step(
             continue
         totals = [acc_first + i for i in issue.accumulators]
         weights = [_zero() if a[i] is None else a[i] for i in issue.a]
-        step.perform(weight, acc, totals, weights, [b[i] for i in issue.b], start)
+        step.perform(weight, acc, totals, weights, _activations(issue, a, b), start)
+
+
+def _activations(issue: Issue, a: list[Expr], b: list[Expr]) -> list[Expr]:
+    """Return the registers of x: zeros where no weight takes part, as an infinity times zero is NaN."""
+    each = len(issue.a) // len(issue.b)
+    taken = [issue.a[at : at + each] for at in range(0, len(issue.a), each)]
+    return [
+        _zero() if all(a[i] is None for i in weights) else b[at]
+        for weights, at in zip(taken, issue.b, strict=True)
+    ]
 
 
 def _zero() -> Expr:
