@@ -58,11 +58,19 @@ class Facts(NamedTuple):
     late: list[str]
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements under a node, at any depth; expressions, most of a tree, are not gone through."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for inner in getattr(node, field, ()):
+            yield inner
+            yield from statements(inner)
+
+
 @cache
 def facts(path: Path) -> Facts:
     tree = ast.parse(path.read_text())
     functions, late = [], []
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             functions.append((node.lineno, node.name, (node.end_lineno or 0) - node.lineno + 1))
         elif isinstance(node, ast.ClassDef):

@@ -127,6 +127,8 @@ PROVEN_FOR = ("operand", "zero", "raw", "order")
 
 _proven: dict[tuple[Any, ...], list[Proven]] = {}
 
+_decodable: dict[tuple[Any, ...], bool] = {}
+
 
 def proof_key(conversion: Conversion) -> tuple[Any, ...]:
     """Return what proofs of a conversion depend on: the type by its values, not by its name alone."""
@@ -231,7 +233,10 @@ def packed_order(ttype: TType, core: str, device: TileDevice | None = None) -> s
 
 def is_decodable(conversion: Conversion) -> bool:
     """Tell whether any recipe reads a type in an order."""
-    return any(True for _ in _proposals(conversion))
+    key = proof_key(conversion)
+    if key not in _decodable:
+        _decodable[key] = any(True for _ in _proposals(conversion))
+    return _decodable[key]
 
 
 def packed_layout(ttype: TType, core: str, device: TileDevice | None = None) -> FragmentLayout:
