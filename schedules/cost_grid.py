@@ -12,7 +12,6 @@ independent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from math import exp
 from typing import NamedTuple
 
@@ -74,7 +73,7 @@ class Work(NamedTuple):
     def with_rows(self, rows: int) -> Work:
         """Return the work of a block that has so many rows of x."""
         chain, issue = self.row
-        return self._replace(chain=self.chain + rows * chain, issue=self.issue + rows * issue)
+        return Work(self.chain + rows * chain, self.issue + rows * issue, *self[2:])
 
     def together(self, blocks: float) -> float:
         """Return the time of ``blocks`` that run side by side.
@@ -96,23 +95,39 @@ class Work(NamedTuple):
         return (full * self.together(resident) if full else 0.0) + (self.together(rest) if rest else 0.0)
 
 
-def grid_of(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Grid:
-    """Return the blocks of a launch for M = ``m``."""
-    along_n, split, units, stage, resident = _launch(gemm, device, schedule)
-    along_m = -(-m // schedule.tile_m)
+class Launch(NamedTuple):
+    """What M does not change of a launch: blocks along N and K, units, a stage's bytes, blocks per unit."""
+
+    along_n: int
+    split: int
+    units: int
+    stage: int
+    resident: int
+
+
+def grid_of(launch: Launch, tile_m: int, m: int, crowded: float) -> Grid:
+    """Return the blocks of a launch for M = ``m``.
+
+    crowded: By how much of a multiprocessor's room blocks lie closer than spread evenly.
+    """
+    along_n, split, units, stage, resident = launch
+    along_m = -(-m // tile_m)
     blocks = along_m * along_n * split
-    rounds = -(-blocks // units)
-    return Grid(along_m, along_n, blocks, stage, resident, rounds, blocks / (rounds * units))
+    rounds: float = -(-blocks // units)
+    fill = blocks / (rounds * units)
+    room = min(resident, blocks) - rounds
+    if crowded and room > 0:
+        rounds += crowded * room
+    return Grid(along_m, along_n, blocks, stage, resident, rounds, fill)
 
 
-@lru_cache(maxsize=16384)
-def _launch(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> tuple[int, int, int, int, int]:
-    """Return what M does not change: blocks along N and K, units, a stage's bytes, blocks per unit."""
+def launch_of(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Launch:
+    """Return what M does not change of a launch."""
     needs, split = resources(of_any_n(gemm), device, schedule), k_blocks(schedule)
     shared = schedule.cluster if schedule.pipeline in WARPGROUPS else 1
     along_n = -(-gemm.n // (block_rows(schedule) * shared)) * shared  # clusters are whole
     units = usable_units(device, split * shared)
-    return along_n, split, units, needs.stage, max(1, needs.blocks_per_unit)
+    return Launch(along_n, split, units, needs.stage, max(1, needs.blocks_per_unit))
 
 
 def usable_units(device: TileDevice, cluster: int) -> int:

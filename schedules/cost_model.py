@@ -31,7 +31,7 @@ from schedules.codes import decodes_to_floats, is_timed_by_sixteens, takes_sixte
 from schedules.cost import Cost, Traffic, decode_ops, predict_cpu, traffic_of
 from schedules.cost_amd import predict_amd
 from schedules.cost_constants import DECODED, DENSE, FP8, TO_FP8
-from schedules.cost_grid import Grid, Work, grid_of, moved_bytes, predict_mma
+from schedules.cost_grid import Grid, Launch, Work, grid_of, launch_of, moved_bytes, predict_mma
 from schedules.cost_streams import digits_work, gemv_loss, gemv_work, streaming
 from schedules.footprint import (
     FP8_INTERVAL,
@@ -184,7 +184,7 @@ def _constants(gemm: Gemm) -> Mapping[str, float]:
 
 def forget() -> None:
     """Drop what was computed with constants that have changed since."""
-    for kept in (_constants, _terms, is_tight):
+    for kept in (_constants, _terms, _known, is_tight):
         kept.cache_clear()
 
 
@@ -195,11 +195,16 @@ PARTS = ("launch", "dram", "l2", "latency", "decode", "core")
 def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) -> Cost:
     if device.vendor == "amd":
         return predict_amd(gemm, device, schedule, m, resources(gemm, device, schedule).blocks_per_unit)
-    grid, terms = grid_of(gemm, device, schedule, m), _terms(of_any_n(gemm), device, schedule)
-    room = min(grid.resident, grid.blocks) - grid.rounds
-    if terms.crowded and room > 0:
-        grid = grid._replace(rounds=grid.rounds + terms.crowded * room)
-    traffic = traffic_of(gemm, m)
+    launches, loads = _known(gemm, device)
+    found = launches.get(schedule)
+    if found is None:
+        terms = _terms(of_any_n(gemm), device, schedule)
+        found = launches[schedule] = launch_of(gemm, device, schedule), terms
+    launch, terms = found
+    grid = grid_of(launch, schedule.tile_m, m, terms.crowded)
+    traffic = loads.get(m)
+    if traffic is None:
+        traffic = loads[m] = traffic_of(gemm, m)
     moved = moved_bytes(device, schedule, traffic, grid, terms.constants["L2_KEPT"])
     dram = _dram_seconds(gemm, device, schedule, moved, grid)
     l2 = _l2_seconds(device, schedule, traffic, grid)
@@ -214,6 +219,19 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     latency = -(-grid.rounds // grid.resident) * work.chain
     parts = (terms.start, dram, l2, latency, grid.rounds * work.issue, grid.rounds * work.tensor)
     return Cost(seconds, PARTS, parts, traffic.least, 2 * m * gemm.n * gemm.k)
+
+
+class Known(NamedTuple):
+    """What predictions for a problem found: by schedule whatever M is, and the traffic by M."""
+
+    launches: dict[GpuSchedule, tuple[Launch, Terms]]
+    loads: dict[int, Traffic]
+
+
+@lru_cache(maxsize=16)
+def _known(gemm: Gemm, device: TileDevice) -> Known:
+    """Return what was found so far: plans ask for the same schedules at every M."""
+    return Known({}, {})
 
 
 def _crowded(gemm: Gemm, schedule: GpuSchedule) -> float:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -243,7 +244,7 @@ def rank(
                 for schedule in tilings(gemm, device, pipeline, rows, full=full)
                 if schedule not in without
                 and not is_unrolled_too_far(schedule)
-                and not any(spills_like(gemm, device, schedule, other) for other in avoided)
+                and not (avoided and any(spills_like(gemm, device, schedule, each) for each in avoided))
             ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
@@ -421,13 +422,15 @@ def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule
         if not estimator.knows(m):
             few = FEW if m in GPU_BUCKETS else 1
             ranked = rank(gemm, device, m, wide=estimator.overlaps(m), without=lost)
-            streams = [candidate for candidate in ranked if _streams(candidate.schedule)]
-            others = [candidate for candidate in ranked if not _streams(candidate.schedule)]
-            parts = (streams, others) if estimator.overlaps(m) else (ranked,)
-            pool += [candidate.schedule for part in parts for candidate in part[:few]]
+            parts: tuple[Iterable[Candidate], ...] = (ranked,)
+            if estimator.overlaps(m):
+                streams = (candidate for candidate in ranked if _streams(candidate.schedule))
+                others = (candidate for candidate in ranked if not _streams(candidate.schedule))
+                parts = streams, others
+            pool += [candidate.schedule for part in parts for candidate in islice(part, few)]
             # What streams weights does the same for each of the few M it serves, but for a little more of x.
             late = FAR_BEHIND * ranked[0].cost.seconds
-            lost |= {each for each, cost in ranked if _streams(each) and cost.seconds > late}
+            lost |= {each for each, cost in ranked if cost.seconds > late and _streams(each)}
     return list(dict.fromkeys(pool))
 
 

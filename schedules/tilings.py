@@ -161,41 +161,41 @@ def tilings(
         that still find idle multiprocessors and tiles that leave ptxas some registers.
     """
     column, block = _column(gemm, pipeline), of_any_n(gemm)
-    tiles, deeper = _shallow(column, device, pipeline), _known_depths(column, device, pipeline)
+    deeper, held = _known_depths(column, device, pipeline), _held(column, device, pipeline)
     competing = _tiles_of_m(gemm, pipeline, full=full)
     least = LEAST_TABLE_TILE if table_bytes(gemm) else LEAST_TILE
     useful = _useful_m(competing, m, least)
-    if tiles and not any(tile.tile_m in useful for tile in tiles):  # registers hold only smaller ones
-        held = {tile.tile_m for tile in tiles}
+    if held and held.isdisjoint(useful):  # registers hold only smaller ones
         useful = _useful_m(tuple(rows for rows in competing if rows in held), m, least)
     sensible = _sensible(gemm, device, pipeline)
+    missed = minimum_bytes(gemm, m) > device.layer("l2").capacity
     for schedule in (tile for rows in sensible if rows in useful for tile in sensible[rows]):
         if not _worthwhile(gemm, device, schedule, m):
             continue
         if full:
             depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
             legal = (deep for deep in depths if is_legal(gemm, device, deep))
-            yield from _with_tails(gemm, device, legal, m)
+            yield from _with_tails(gemm, device, legal, m) if missed else legal
         elif pipeline != "wgmma" or (
             _finds_idle(gemm, device, schedule, m) and not is_tight(block, schedule)
         ):
             if schedule not in deeper:
                 deeper[schedule] = tuple(_depths(column, device, schedule))
-            yield from _with_tails(gemm, device, deeper[schedule], m)
+            known = deeper[schedule]
+            yield from _with_tails(gemm, device, known, m) if missed else known
 
 
 def _with_tails(
     gemm: Gemm, device: TileDevice, schedules: Iterable[GpuSchedule], m: int
 ) -> Iterator[GpuSchedule]:
-    """Yield schedules, and behind each that cuts shares that which cuts tails, where it may be faster.
+    """Yield schedules, and behind each that cuts shares what cuts tails, where L2 holds not all operands.
 
-    L2 must not hold all operands, and half a round of tiles be left: the blocks of fewer take in many parts.
+    Half a round of tiles must be left: the blocks of fewer take in many parts.
     """
-    missed = minimum_bytes(gemm, m) > device.layer("l2").capacity
     for schedule in schedules:
         yield schedule
         tiles = -(-m // schedule.tile_m) * -(-gemm.n // schedule.tile_n)
-        if schedule.stream_k and missed and 2 * (tiles % device.units) >= device.units:
+        if schedule.stream_k and 2 * (tiles % device.units) >= device.units:
             yield replace(schedule, tails=True)
 
 
@@ -236,6 +236,12 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
         ways = (replace(tile, **dict(zip(grids, grid, strict=True))) for grid in product(*grids.values()))
         found += (way for way in ways if is_legal(gemm, device, way)) if grids else (tile,)
     return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _held(gemm: Gemm, device: TileDevice, pipeline: str) -> frozenset[int]:
+    """Return the activation rows of the tiles that registers hold."""
+    return frozenset(tile.tile_m for tile in _shallow(gemm, device, pipeline))
 
 
 def _smallest_depth(gemm: Gemm, pipeline: str, tile_k: int) -> int:
@@ -286,8 +292,9 @@ def _deeper(gemm: Gemm, device: TileDevice, found: GpuSchedule) -> Iterator[GpuS
     deepest: dict[int, GpuSchedule] = {}
     for stages in (stages for stages in RULES["wgmma"].stages if stages > found.stages):
         deep = replace(found, stages=stages)
-        if is_legal(gemm, device, deep):
-            deepest[resources(gemm, device, deep).blocks_per_unit] = deep
+        if not is_legal(gemm, device, deep):  # shared memory holds no deeper one either
+            break
+        deepest[resources(gemm, device, deep).blocks_per_unit] = deep
     if narrow:
         yield from (deep for blocks, deep in deepest.items() if blocks < beside)
     elif deepest and ((found.split_k > 1 and beside > 1) or (plain and found.tile_m > FEW_ROWS)):
