@@ -138,7 +138,8 @@ def torch_engine(model: Any, arguments: Sequence[Any], mode: str) -> Engine:
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
     graph = capture([lambda: run(*arguments)])
-    return Engine(f"torch {mode}", graph, seconds, [tensor.clone() for tensor in result], owner=run)
+    kept = [tensor.clone() for tensor in result]
+    return Engine(f"torch {mode}", graph, seconds, kept, owner=run, call=lambda: run(*arguments))
 
 
 @contextmanager

@@ -35,6 +35,10 @@ LAYER_TYPES = (
     " fp8_e4m3:fp8_e4m3 mxfp8_e4m3 int2:int8 int1:int8 --output {file}",
 )
 MODELS = ("*_models", "benchmarks.models --side-by-side --models all --modes default --output {file}")
+NETS_FILE = (
+    "*_batches",
+    'benchmarks.models --side-by-side --models ", batch" --weights float16 --modes default --output {file}',
+)
 PEERS = ("*_peers", "benchmarks.peers --cases bits,breakdown,fp8 --output {file}")
 OPERATORS = ("*_operators", "benchmarks.peers --cases operators --peers cublas --output {file}")
 CONVOLUTIONS = ("*_convolutions", "benchmarks.convolutions --nets resnet50 --output {file}")
@@ -90,6 +94,8 @@ def layer_points(key: str) -> Callable[[Records], list[Point]]:
 
 def end_to_end(records: Records) -> list[Point]:
     """Figure 8: a LLAMA-70B layer in every type, and whole models beside torch.compile."""
+    from benchmarks.model_cases import BATCHES
+
     said = published("ladder-8")["ms"]
     found = layer_points("ladder-8")(records)
     for position, setting in enumerate(said["llama 70b layer"]["settings"]):
@@ -97,15 +103,15 @@ def end_to_end(records: Records) -> list[Point]:
         paper = one["inductor"][position] / one["float16"][position]
         ours = layer_ratio(records, STEPS[position], "torch default", HALF)
         found.append(Point(f"LLAMA-70B layer, {setting}, float16 beside torch.compile", paper, ours))
-    rows = {(row["case"], row["engine"]): row["us"] for row in records.rows(MODELS[0], "us")}
     for name, ours_name in NETS.items():
-        few, many = (a / b for a, b in zip(said[name]["inductor"], said[name]["float16"], strict=True))
-        batch = 4 if "conformer" in name else 8
-        ours = ratio(rows.get((ours_name, "torch default")), rows.get((ours_name, "ladder float16")))
-        label = f"{name}, float16 beside torch.compile"
-        why = f"ours is timed at batch {batch}, in CUDA graphs"
-        found.append(Point(f"{label}, batch 1", few, None, note=why))
-        found.append(Point(f"{label}, batch 128", many, ours, note=f"ours: {ours_name}, batch {batch}"))
+        held = zip(BATCHES, said[name]["inductor"], said[name]["float16"], strict=True)
+        for batch, inductor, half in held:
+            case = f"{ours_name}, batch {batch}"
+            rows = {row["engine"]: row for row in records.rows(NETS_FILE[0], "us", "call_us", case=case)}
+            for column, how in (("call_us", "called from Python"), ("us", "in CUDA graphs")):
+                theirs, ours = (rows.get(engine, {}).get(column) for engine in ("torch default", HALF))
+                label = f"{name}, float16 beside torch.compile, batch {batch}, {how}"
+                found.append(Point(label, inductor / half, ratio(theirs, ours), note=f"ours: {ours_name}"))
     for position, setting in enumerate(said["bloom 176b layer"]["settings"]):
         one = said["bloom 176b layer"]
         paper = one["float16"][position] / one["int4"][position]
@@ -309,7 +315,7 @@ def _figure(
 
 
 FIGURES = (
-    _figure("ladder-8", "figure 8: inference latency", end_to_end, LAYER_TYPES, MODELS, remark=CONTEXT),
+    _figure("ladder-8", "figure 8: inference latency", end_to_end, LAYER_TYPES, NETS_FILE, remark=CONTEXT),
     _figure("ladder-9", "figure 9: inference latency on V100", other_hardware("ladder-9", "V100"),
             remark="Kernels for sm_70 are compiled, not run."),
     _figure("ladder-10", "figure 10: inference latency on A6000", other_hardware("ladder-10", "RTX A6000")),
