@@ -16,7 +16,7 @@ from schedules.schedule import Schedule, check
 from schedules.wave_attention import FRAGMENTS, WaveAttentionSchedule
 from targets import TileDevice
 
-FRAGMENT = 16
+STEP_KEYS = 16
 """Keys of a matrix instruction."""
 
 STEP_ROWS = 8
@@ -65,6 +65,11 @@ AS_LONG = 128
 CROWD = 0.67
 """How much longer a block's beginning and end take per further block on its multiprocessor."""
 
+IN_STEP = 2.0e-6
+"""Seconds that streaming takes longer per block beyond two on a multiprocessor, where all run at once: none
+streams while others begin and end. Half where a warp has two fragments in flight. H200: 4.0 to 6.0 with four
+blocks, 1.6 with three, 1.3 to 1.8 with four of two fragments, up to 0.4 with two."""
+
 WAVE = 0.1e-6
 """Seconds that a multiprocessor's next blocks take to begin, where memory is what is waited for."""
 
@@ -79,6 +84,12 @@ USABLE = {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.85}
 
 REGISTERS, OF_CODES = 40, 35
 """Registers of a thread beside its operands and sums; more where it decodes."""
+
+SECOND_FRAGMENT = 0.2
+"""Registers per element of a head that a second fragment takes beside its keys and values."""
+
+MOST_REGISTERS = 255
+"""Registers of a thread: what is beyond is spilled."""
 
 ALONE = 16
 """Fragments in flight from which on a block leaves no registers to another on its multiprocessor."""
@@ -212,9 +223,11 @@ def _of_rows(rows: int, device: TileDevice) -> list[AttentionSchedule]:
 def registers(form: Attention, plan: AttentionSchedule) -> int:
     """Return about how many registers a thread has: sums, q, keys and values in flight."""
     rows = plan.rows // STEP_ROWS
-    moved = 2 * plan.fragments * FRAGMENT * form.width * form.stored_bytes // WARP // 4
+    moved = 2 * plan.fragments * STEP_KEYS * form.width * form.stored_bytes // WARP // 4
     own = rows * (form.width // 4 + form.width // 8)
-    return own + moved + REGISTERS * rows + (OF_CODES if form.stored in CODES else 0)
+    second = int(SECOND_FRAGMENT * form.width) * (plan.fragments - 1)
+    wanted = own + moved + second + REGISTERS * rows + (OF_CODES if form.stored in CODES else 0)
+    return min(wanted, MOST_REGISTERS)
 
 
 def resident(form: Attention, device: TileDevice, plan: AttentionSchedule) -> int:
@@ -238,14 +251,16 @@ def predict(
     waves = ceil(blocks / (units * held))
     # Blocks of a cluster fill a multiprocessor before the next; others spread.
     together = min(held, ceil(min(blocks, units * held) / units) if plan.cluster == 1 else blocks)
-    nbytes = plan.warps * plan.fragments * FRAGMENT * 2 * form.size * form.stored_bytes
-    turns = ceil(keys / (FRAGMENT * plan.fragments * plan.warps * plan.cluster))
+    nbytes = plan.warps * plan.fragments * STEP_KEYS * 2 * form.size * form.stored_bytes
+    turns = ceil(keys / (STEP_KEYS * plan.fragments * plan.warps * plan.cluster))
     fragments = 1 + (plan.fragments - 1) * form.size / AS_LONG
     turn = TURN * fragments + together * nbytes / (bandwidth * UNIT_SHARE)
     moved = blocks * turns * nbytes
     streamed = max(moved / tiles, moved / L2_SHARE) / bandwidth
     block = BLOCK * (1 + CROWD * (together - 1))
-    walked = max(waves * (block + turns * turn), BLOCK + streamed)
+    at_once = blocks // plan.cluster <= units * held
+    in_step = IN_STEP * max(0, together - 2) / plan.fragments if at_once else 0.0
+    walked = max(waves * (block + turns * turn), BLOCK + streamed + in_step)
     if plan.rows > STEP_ROWS:
         walked *= next((longer for size, longer in SPILLING.items() if form.size >= size), 1.0)
     return LAUNCH + walked + WAVE * waves + (JOIN if plan.cluster > 1 else 0.0)

@@ -12,8 +12,8 @@ from schedules.waves import MOST_THREADS
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
-FRAGMENT = 16
-"""Keys, and rows of q, of a matrix instruction."""
+SIDE = 16
+"""Rows of a matrix instruction's result, keys or elements of a head, and its columns, rows of q."""
 
 WIDEST = 16
 """Bytes of a lane's load."""
@@ -45,12 +45,12 @@ class Fragment:
     @property
     def groups(self) -> int:
         """Groups of 16 lanes: each has other keys of a fragment, and another part of a head."""
-        return self.lanes // FRAGMENT
+        return self.lanes // SIDE
 
     @property
     def run(self) -> int:
         """Neighbouring keys of a score's column that a lane holds, and rows of a column of sums."""
-        return FRAGMENT // self.groups
+        return SIDE // self.groups
 
 
 FRAGMENTS: Mapping[str, Fragment] = {
@@ -112,7 +112,7 @@ class WaveAttentionSchedule(Schedule):
     @property
     def wave_rows(self) -> int:
         """Rows of q of a wave."""
-        return FRAGMENT * self.parts
+        return SIDE * self.parts
 
     @property
     def rows(self) -> int:
@@ -122,7 +122,7 @@ class WaveAttentionSchedule(Schedule):
     @property
     def span(self) -> int:
         """Keys of a wave's turn."""
-        return FRAGMENT * self.fragments
+        return SIDE * self.fragments
 
 
 SMALLEST = WaveAttentionSchedule(1, 1, 1, 1)
@@ -182,7 +182,7 @@ def schedules(form: Attention, device: TileDevice, tokens: int) -> list[WaveAtte
 
     Raises ScheduleError if none is legal, as `check_legal`.
     """
-    few = tokens * form.group <= FRAGMENT
+    few = tokens * form.group <= SIDE
     ways = ((1, 1, keys) for keys in (8, 4, 2, 1)) if few else ((2, 4, 1), (1, 4, 1), (1, 1, 4), (1, 2, 2))
     found = [WaveAttentionSchedule(*way, fragments) for way in ways for fragments in (1, 2, 4)]
     legal = [plan for plan in found if is_legal(form, device, plan)]
@@ -196,7 +196,7 @@ def registers(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) 
     fragment, size = fragment_of(device), form.width
     kernel, keys, scores = fragment.spare
     own = plan.parts * (size // fragment.groups + size * fragment.operands // (2 * fragment.groups))
-    moved = _words(form, size // fragment.groups) + fragment.run * _words(form, size // FRAGMENT)
+    moved = _words(form, size // fragment.groups) + fragment.run * _words(form, size // SIDE)
     if form.stored in CODES:
         kernel, keys = kernel + fragment.codes[0], keys + fragment.codes[1]
     return own + kernel + plan.fragments * (moved + keys + scores * plan.parts)
@@ -223,7 +223,7 @@ def predict(
     rounds = ceil(blocks / (device.units * at_once))
     held = min(at_once, ceil(blocks / device.units)) * plan.waves / device.schedulers
     core = device.core_for(form.ttype)
-    products = 4 * FRAGMENT * FRAGMENT * form.width * plan.fragments * plan.parts
+    products = 4 * SIDE * SIDE * form.width * plan.fragments * plan.parts
     cycles = products * device.schedulers / (core.ops_per_cycle * core.sustained)
     cycles += _vector_instructions(form, device, plan) * fragment_of(device).cycles
     turn = max(dram.latency, cycles / device.clock * max(1.0, held))

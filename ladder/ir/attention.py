@@ -26,7 +26,7 @@ AXES: Mapping[str, str] = {
 }  # fmt: skip
 """Tensor -> axes whose strides a kernel takes: batch, head, token; the last axis is contiguous."""
 
-FRAGMENT = 16
+STEP_ELEMENTS = 16
 """Elements of a head that a step of matrix cores multiplies, or sums."""
 
 LEAST, MOST = 8, 256
@@ -74,7 +74,7 @@ class Attention:
     @property
     def width(self) -> int:
         """Elements of a head as matrix cores multiply it: made up to whole fragments by zeros."""
-        return -(-self.size // FRAGMENT) * FRAGMENT
+        return -(-self.size // STEP_ELEMENTS) * STEP_ELEMENTS
 
     @property
     def stored_bytes(self) -> int:
@@ -112,7 +112,7 @@ def head_problem(form: Attention) -> str:
 
     Rows of q, k and v begin at multiples of 16 bytes: eight elements of 16 bits, sixteen codes.
     """
-    unit = LEAST if form.stored_bytes > 1 else FRAGMENT
+    unit = LEAST if form.stored_bytes > 1 else STEP_ELEMENTS
     fits = form.size % unit == 0 and LEAST <= form.size <= MOST
     return "" if fits else f"heads of {form.size} elements have no kernel"
 

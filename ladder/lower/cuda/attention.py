@@ -36,7 +36,7 @@ from ladder.lower.cuda.attention_loads import (
 from ladder.lower.cuda.functions import pack
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.attention import LOWEST, VECTOR, declare_inputs, joined, unseen_rows, weigh
-from schedules.attention import FRAGMENT, STEP_ROWS, WARP, AttentionSchedule
+from schedules.attention import STEP_KEYS, STEP_ROWS, WARP, AttentionSchedule
 from schedules.schedule import check
 from targets import TileDevice
 
@@ -123,7 +123,7 @@ def seen_scores(
     form, factor = spec.form, spec.form.scale * LOG2_E * spec.operands.key_gain
     found = []
     for index, (fragment, part, element) in enumerate(spec.scores):
-        key = iteration * spec.span + (fragment * FRAGMENT + 8 * (element // 2)) + g
+        key = iteration * spec.span + (fragment * STEP_KEYS + 8 * (element // 2)) + g
         value = scores[index] * T.float32(factor)
         if keys.key_scales is not None:
             value = value * keys.key_scales[fragment * 2 + element // 2]
@@ -210,7 +210,6 @@ class Join:
     def _publish(self, sums: Sums) -> None:
         """Write the warp's sums to shared memory."""
         place, operands, tiles = self.place, self.spec.operands, self.spec.tiles
-        width = 4 if operands.value_elements >= 4 else 2
         for part in range(self.spec.parts):
             for row in range(2):
                 at = part * STEP_ROWS + 2 * place.c + row
@@ -218,13 +217,15 @@ class Join:
                 with b.when(place.g == 0):
                     b.store(self.states, sums.maxima[part][row].value, place.warp, at, 0)
                     b.store(self.states, total, place.warp, at, 1)
-                for first in range(0, 2 * tiles, width):
-                    found = [
-                        sums.values[(part * tiles + e // 2) * 4 + 2 * (e % 2) + row]
-                        for e in range(first, first + width)
-                    ]
-                    target = self.sums.ptr_to([place.warp, at, operands.place(first, place.g)])
-                    b.ptx(f"st.shared.v{width}.f32", target, *found)
+                for piece in operands.value_pieces:
+                    width = min(piece.elements, 4)
+                    for first in range(piece.before, piece.before + piece.elements, width):
+                        found = [
+                            sums.values[(part * tiles + e // 2) * 4 + 2 * (e % 2) + row]
+                            for e in range(first, first + width)
+                        ]
+                        target = self.sums.ptr_to([place.warp, at, operands.place(first, place.g)])
+                        b.ptx(f"st.shared.v{width}.f32", target, *found)
 
     def _each(self, first: Expr, count: int, body: Callable[[Expr, Expr, Expr], None]) -> None:
         """Emit ``body(piece, row, element)`` for pieces of the block's rows, shared among its threads."""

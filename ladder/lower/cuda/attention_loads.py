@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from tvm.script import tirx as T
 
-from ladder.ir.attention import CODES, Attention, head_problem
+from ladder.ir.attention import CODES, STEP_ELEMENTS, Attention, head_problem
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.functions import pack
@@ -18,7 +19,7 @@ from ladder.lower.gpu.emission import TirMachine, helper
 from ladder.lower.gpu.instructions import MatrixStep, select_step
 from ladder.lower.gpu.proven import Proven, proven_recipes
 from ladder.lower.gpu.recipes import Conversion, Lanes16
-from schedules.attention import FRAGMENT, STEP_ROWS, WARP, AttentionSchedule
+from schedules.attention import STEP_KEYS, STEP_ROWS, WARP, AttentionSchedule
 from schedules.codes import LARGEST_GAIN
 from schedules.layouts import Field
 from schedules.schedule import check
@@ -28,8 +29,9 @@ from tile_types import get_type
 LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
 """Selectors of ``prmt``: the low halves of two words side by side, the high ones."""
 
-WIDEST = 16
-"""Bytes of a lane's load."""
+LOADS = {16: "ld.global.L1::no_allocate.v4.u32", 8: "ld.global.L1::no_allocate.v2.u32",
+         4: "ld.global.L1::no_allocate.u32"}  # fmt: skip
+"""Bytes -> load of what is read once, the widest first."""
 
 LANES_OF_KEY, LANES_OF_VALUE = 4, 8
 """Lanes that share a row of K, and of V."""
@@ -55,22 +57,47 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
     return best.recipe.inner, best.meaning.gains[0]
 
 
+@dataclass(frozen=True)
+class Piece:
+    """What each lane that shares a row loads at once: neighbouring elements, lane after lane.
+
+    begin: First element of the row that the piece of the first lane has.
+    elements: Elements of a lane.
+    before: Elements of a lane in pieces before.
+    """
+
+    begin: int
+    elements: int
+    before: int
+
+
+def divide(size: int, lanes: int, width: int) -> tuple[Piece, ...]:
+    """Divide a row among lanes: pieces of 16 bytes each as long as they last, then 8, then 4.
+
+    size: Elements of the row as cores multiply it.
+    width: Bytes of an element.
+    Raises ScheduleError if they are no whole words of each lane.
+    """
+    found: list[Piece] = []
+    begin = 0
+    for nbytes in LOADS:
+        elements = nbytes // width
+        while begin + elements * lanes <= size:
+            found.append(Piece(begin, elements, begin // lanes))
+            begin += elements * lanes
+    check(begin == size, f"{size * width / lanes:g} bytes of a head per lane are no whole words")
+    return tuple(found)
+
+
 class Operands:
     """How the lanes of a warp divide K, V and q."""
 
     def __init__(self, form: Attention, device: TileDevice) -> None:
         self.form, self.scaled = form, form.stored in CODES
-        width = form.stored_bytes
-        key_bytes = _piece(form.width * width // LANES_OF_KEY | form.size * width)
-        value_bytes = _piece(form.width * width // LANES_OF_VALUE | form.size * width)
-        self.key_words, self.value_words = key_bytes // 4, value_bytes // 4
-        self.key_elements, self.value_elements = key_bytes // width, value_bytes // width
-        self.key_pieces = form.width // (LANES_OF_KEY * self.key_elements)
-        self.value_pieces = form.width // (LANES_OF_VALUE * self.value_elements)
-        self.pieces = {
-            LANES_OF_KEY: (self.key_elements, self.key_words),
-            LANES_OF_VALUE: (self.value_elements, self.value_words),
-        }
+        self.key_pieces = divide(form.width, LANES_OF_KEY, form.stored_bytes)
+        self.value_pieces = divide(form.width, LANES_OF_VALUE, form.stored_bytes)
+        self.key_words = form.width * form.stored_bytes // LANES_OF_KEY // 4
+        self.value_words = form.width * form.stored_bytes // LANES_OF_VALUE // 4
         self.recipe: Any
         self.recipe, gain = lane_recipe(form.stored, form.ttype) if self.scaled else (None, 1.0)
         self.key_gain = self.value_gain = gain
@@ -92,8 +119,8 @@ class Operands:
         """Return the A operands of a fragment of keys, per step of 16 elements."""
         rows = []
         for half in range(2):
-            first = (fragment * 2 + half) * self.key_pieces * self.key_words
-            loaded = [words[first + i] for i in range(self.key_pieces * self.key_words)]
+            first = (fragment * 2 + half) * self.key_words
+            loaded = [words[first + i] for i in range(self.key_words)]
             rows.append([pair for word in loaded for pair in self._pairs(word)])
         return [
             [rows[0][at], rows[1][at], rows[0][at + 1], rows[1][at + 1]] for at in range(0, len(rows[0]), 2)
@@ -101,7 +128,7 @@ class Operands:
 
     def values(self, words: Any, fragment: int) -> Iterator[list[Expr]]:
         """Yield the A operands of transposed values, per tile of 16 elements of a head."""
-        count = self.value_pieces * self.value_words
+        count = self.value_words
         rows = [[words[(fragment * 4 + key) * count + i] for i in range(count)] for key in range(4)]
         for at in range(count):
             low = [
@@ -119,8 +146,8 @@ class Operands:
 
     def place(self, element: int, g: Expr) -> Expr:
         """Return where in the head an element of lane group ``g`` lies."""
-        piece, within = divmod(element, self.value_elements)
-        return (piece * LANES_OF_VALUE + g) * self.value_elements + within
+        piece = next(piece for piece in reversed(self.value_pieces) if piece.before <= element)
+        return piece.begin + g * piece.elements + element - piece.before
 
     def transposed(self, low: Expr, high: Expr) -> Expr:
         """Return a register of the B operand from two weights of neighbouring rows."""
@@ -138,16 +165,6 @@ class Operands:
             where = [Field(0, position, 8, 0)]
             found.append(self.recipe.convert(m, [m.input(word)], where, None).content)
         return found
-
-
-def _piece(nbytes: int) -> int:
-    """Return the bytes that a lane loads at once of so many.
-
-    Raises ScheduleError if they are no whole words.
-    """
-    piece = min(WIDEST, nbytes & -nbytes)
-    check(piece >= 4, f"{nbytes} bytes of a head per lane are no whole words")
-    return piece
 
 
 def _permute(low: Expr, high: Expr, selector: int) -> Expr:
@@ -172,12 +189,12 @@ class Spec:
     @property
     def tiles(self) -> int:
         """Fragments of a head's elements."""
-        return self.form.width // FRAGMENT
+        return self.form.width // STEP_ELEMENTS
 
     @property
     def span(self) -> int:
         """Keys of a warp's iteration."""
-        return FRAGMENT * self.schedule.fragments
+        return STEP_KEYS * self.schedule.fragments
 
     @property
     def scores(self) -> list[tuple[int, int, int]]:
@@ -235,10 +252,6 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
     )  # fmt: skip
 
 
-LOADS = {4: "ld.global.L1::no_allocate.u32", 8: "ld.global.L1::no_allocate.v2.u32",
-         16: "ld.global.L1::no_allocate.v4.u32"}  # fmt: skip
-"""Bytes -> load of what is read once."""
-
 PREFETCH = "prefetch.global.L2"
 
 
@@ -288,23 +301,22 @@ def find_limits(spec: Spec, place: Place) -> Limits:
 
 
 def load(
-    spec: Spec, place: Place, tensor: str, at: Expr, piece: tuple[int, int, Expr], words: Any, first: int
+    spec: Spec, place: Place, tensor: str, row: tuple[Expr, Expr], piece: Piece, to: tuple[Any, int]
 ) -> None:
     """Load a lane's piece of a head's row into words, and leave them if it lies beyond the head.
 
-    at: Where the row begins.
-    piece: Which piece of each lane's it is, how many lanes share the row, and which of them this one is.
+    row: Where the row begins, and which of the lanes that share it this one is.
+    to: Words, and the first of the row's.
     """
-    index, lanes, lane = piece
-    operands = spec.operands
-    elements, words_each = operands.pieces[lanes]
-    column = (index * lanes + lane) * elements
-    nbytes = 2 * elements if tensor == "q" else 4 * words_each
-    if (index + 1) * lanes * elements <= spec.form.size:
-        _load(spec, place, tensor, at + column, words, first, nbytes)
-        return
-    with b.when(column < spec.form.size):
-        _load(spec, place, tensor, at + column, words, first, nbytes)
+    (at, lane), (words, first), form = row, to, spec.form
+    each = spec.operands.row_bytes(tensor) // form.size
+    column = piece.begin + lane * piece.elements
+    lanes = LANES_OF_VALUE if tensor == "v" else LANES_OF_KEY
+    beyond = piece.begin + piece.elements * lanes > form.size
+    with b.when(column < form.size) if beyond else nullcontext():
+        _load(
+            spec, place, tensor, at + column, words, first + piece.before * each // 4, piece.elements * each
+        )
 
 
 def zeros(spec: Spec, count: int) -> Any:
@@ -333,9 +345,8 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
         token, head = place.query(part * STEP_ROWS + place.g)
         at = b.bind(place.batch * n["q_b"] + head * n["q_h"] + token * n["q_s"])
         words = zeros(spec, spec.form.width // 8)
-        for index in range(operands.key_pieces):
-            piece = index, LANES_OF_KEY, place.c
-            load(spec, place, "q", at, piece, words, index * operands.key_elements // 2)
+        for piece in operands.key_pieces:
+            load(spec, place, "q", (at, place.c), piece, (words, 0))
         queries.append(operands.query_words(words))
     return queries
 
@@ -349,8 +360,8 @@ class Keys:
     def __init__(self, spec: Spec, place: Place, needed: Expr) -> None:
         self.spec, self.place, self.needed = spec, place, needed
         form, operands, fragments = spec.form, spec.operands, spec.schedule.fragments
-        self.keys = zeros(spec, fragments * 2 * operands.key_pieces * operands.key_words)
-        self.values = zeros(spec, fragments * 4 * operands.value_pieces * operands.value_words)
+        self.keys = zeros(spec, fragments * 2 * operands.key_words)
+        self.values = zeros(spec, fragments * 4 * operands.value_words)
         scaled = operands.scaled
         self.key_scales: Any = b.local(fragments * 2, "float32") if scaled else None
         self.value_scales: Any = b.local(fragments * 2, "float32") if scaled else None
@@ -364,9 +375,9 @@ class Keys:
             for half in range(2):
                 key = self._key(iteration, fragment, place.g + 8 * half)
                 at = b.bind(place.begins["k"] + key * place.inputs.numbers["k_s"])
-                for index in range(operands.key_pieces):
-                    first = ((fragment * 2 + half) * operands.key_pieces + index) * operands.key_words
-                    load(spec, place, "k", at, (index, LANES_OF_KEY, place.c), self.keys, first)
+                words = self.keys, (fragment * 2 + half) * operands.key_words
+                for piece in operands.key_pieces:
+                    load(spec, place, "k", (at, place.c), piece, words)
                 if operands.scaled:
                     self._load_scale("k_scale", key, self.key_scales, fragment * 2 + half)
 
@@ -377,9 +388,9 @@ class Keys:
             for index in range(4):
                 key = self._key(iteration, fragment, 2 * place.c + index % 2 + 8 * (index // 2))
                 at = b.bind(place.begins["v"] + key * place.inputs.numbers["v_s"])
-                for piece in range(operands.value_pieces):
-                    first = ((fragment * 4 + index) * operands.value_pieces + piece) * operands.value_words
-                    load(spec, place, "v", at, (piece, LANES_OF_VALUE, place.g), self.values, first)
+                words = self.values, (fragment * 4 + index) * operands.value_words
+                for piece in operands.value_pieces:
+                    load(spec, place, "v", (at, place.g), piece, words)
             if operands.scaled:
                 for half in range(2):
                     key = self._key(iteration, fragment, place.g + 8 * half)
@@ -397,7 +408,7 @@ class Keys:
 
     def _key(self, iteration: Expr, fragment: int, within: Expr) -> Expr:
         """Return a key of an iteration; those beyond the last are the last: their weight is 0."""
-        return b.bind(T.min(iteration * self.spec.span + fragment * FRAGMENT + within, self.needed - 1))
+        return b.bind(T.min(iteration * self.spec.span + fragment * STEP_KEYS + within, self.needed - 1))
 
     def _load_scale(self, name: str, key: Expr, scales: Any, index: int) -> None:
         at = self.place.begin(name) + key * self.place.inputs.numbers[f"{name}_s"]

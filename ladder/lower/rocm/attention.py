@@ -44,7 +44,7 @@ from ladder.lower.rocm.attention_loads import (
     row_of,
 )
 from ladder.lower.rocm.steps import WaveStep
-from schedules.wave_attention import FRAGMENT, PAD, STATE, WaveAttentionSchedule, registers, shared_words
+from schedules.wave_attention import PAD, SIDE, STATE, WaveAttentionSchedule, registers, shared_words
 from targets import TileDevice
 
 FULL = 0.75
@@ -63,7 +63,7 @@ def over_keys(spec: Spec, place: Place, value: Expr, combine: Callable[[Expr, Ex
     value = b.Variable("float32", value).value
     if spec.operands.groups == 2:
         return b.Variable("float32", combine(value, d.other_half(value, "float32"))).value
-    for distance in (FRAGMENT, 2 * FRAGMENT):
+    for distance in (SIDE, 2 * SIDE):
         value = b.Variable("float32", value).value
         value = combine(value, d.shuffle_xor(value, "float32", place.lane, distance))
     return b.Variable("float32", value).value
@@ -100,7 +100,7 @@ class Sums:
         form, factor = spec.form, spec.form.scale * LOG2_E
         minus = T.reinterpret("float32", T.uint32(0xFF800000))
         for index, (fragment, part, element) in enumerate(spec.scores):
-            key = iteration * spec.schedule.span + (fragment * FRAGMENT + element) + self.place.g * spec.run
+            key = iteration * spec.schedule.span + (fragment * SIDE + element) + self.place.g * spec.run
             value = raw[index] * T.float32(factor)
             if spec.operands.scaled:
                 value = value * d.as_type(keys.key_scales[fragment * spec.run + element], "float32")
@@ -199,7 +199,7 @@ class Join:
         for index in range(operands.value_pieces):
             places = [divmod(at, piece) for at in range(each * piece)]
             run = [values[index * piece + within][i] for i, within in places]
-            found.append(((index * FRAGMENT + each * self.place.g) * piece, run))
+            found.append(((index * SIDE + each * self.place.g) * piece, run))
         return found
 
     def _store_own(self, totals: list[Expr]) -> None:

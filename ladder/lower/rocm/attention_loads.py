@@ -30,7 +30,7 @@ from ladder.lower.rocm.machine import RocmMachine, join_bfloat
 from ladder.lower.rocm.steps import SPLIT_STEPS, STEPS, WMMA_STEPS, WaveStep
 from schedules.layouts import Field
 from schedules.schedule import check
-from schedules.wave_attention import FRAGMENT, WaveAttentionSchedule, check_legal, fragment_of, piece
+from schedules.wave_attention import SIDE, WaveAttentionSchedule, check_legal, fragment_of, piece
 from targets import TileDevice
 from tile_types import get_type
 
@@ -69,9 +69,9 @@ class Operands:
         self.fragment = fragment_of(device)
         self.groups = self.fragment.groups
         self.key_elements = piece(form.width // self.groups | form.size, width)
-        self.value_elements = piece(form.width // FRAGMENT | form.size, width)
+        self.value_elements = piece(form.width // SIDE | form.size, width)
         self.key_pieces = form.width // (self.groups * self.key_elements)
-        self.value_pieces = form.width // (FRAGMENT * self.value_elements)
+        self.value_pieces = form.width // (SIDE * self.value_elements)
         self.recipe = lane_recipe(form.stored, form.ttype) if self.scaled else None
         self.steps = [
             step
@@ -82,7 +82,7 @@ class Operands:
     @property
     def tiles(self) -> int:
         """Fragments of a head's elements."""
-        return self.form.width // FRAGMENT
+        return self.form.width // SIDE
 
     def step(self, count: int) -> WaveStep:
         """Return the widest instruction for operands of so many registers of a lane's own."""
@@ -235,7 +235,7 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
     lane = b.bind(thread % lanes)
     wave = WaveLanes(lane, lanes).uniform(thread // lanes) if plan.waves > 1 else 0
     key_wave, row_wave = (wave % plan.key_waves, wave // plan.key_waves) if plan.waves > 1 else (0, 0)
-    g, c = b.keep(lane // FRAGMENT), b.keep(lane % FRAGMENT)
+    g, c = b.keep(lane // SIDE), b.keep(lane % SIDE)
     fragment = spec.operands.fragment
     left = b.keep(d.left_row(c, fragment.operands, fragment.run))
     return Place(
@@ -267,7 +267,7 @@ def find_limits(spec: Spec, place: Place) -> Limits:
 
 def row_of(spec: Spec, place: Place, part: int) -> Expr:
     """Return the row of the block that a lane has in a part of its scores."""
-    return place.row_wave * spec.schedule.wave_rows + part * FRAGMENT + place.c
+    return place.row_wave * spec.schedule.wave_rows + part * SIDE + place.c
 
 
 def load(tensor: Any, at: Expr, elements: int, width: int) -> tuple[Expr, int]:
@@ -362,7 +362,7 @@ class Keys:
             for key in range(self.spec.run):
                 at = self._row("v", self._key(iteration, fragment, place.g * self.spec.run + key))
                 for index in range(operands.value_pieces):
-                    column, end = (index * FRAGMENT + place.left) * piece, (index + 1) * FRAGMENT * piece
+                    column, end = (index * SIDE + place.left) * piece, (index + 1) * SIDE * piece
                     found = load_within(spec, tensor, at, column, end, (piece, operands.width))
                     self.values.store(
                         (fragment * self.spec.run + key) * operands.value_pieces + index, *found
@@ -403,7 +403,7 @@ class Keys:
     def _key(self, iteration: Expr, fragment: int, within: Expr) -> Expr:
         """Return a key of an iteration; those beyond the last are the last: their weight is 0."""
         return b.bind(
-            T.min(iteration * self.spec.schedule.span + (fragment * FRAGMENT + within), self.needed - 1)
+            T.min(iteration * self.spec.schedule.span + (fragment * SIDE + within), self.needed - 1)
         )
 
     def _load_scales(self, name: str, iteration: Expr, scales: d.Pieces) -> None:

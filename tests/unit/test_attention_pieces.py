@@ -1,0 +1,49 @@
+"""How lanes of a warp share rows of keys and values: every element once, by the widest loads that fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from ladder.ir.attention import LEAST, MOST, Attention, head_problem
+from ladder.lower.cuda.attention_loads import LANES_OF_KEY, LANES_OF_VALUE, divide
+from tile_types.errors import ScheduleError
+
+HEADS = range(LEAST, MOST + 1, LEAST)
+
+
+@pytest.mark.parametrize("lanes", [LANES_OF_KEY, LANES_OF_VALUE])
+@pytest.mark.parametrize("stored", ["float16", "int8"])
+def test_lanes_share_a_row_and_none_loads_beside_its_bytes(lanes: int, stored: str) -> None:
+    served = 0
+    for size in HEADS:
+        form = Attention(1, 1, size, "float16", stored)
+        if head_problem(form) or form.width * form.stored_bytes % (4 * lanes):
+            continue
+        served += 1
+        pieces = divide(form.width, lanes, form.stored_bytes)
+        held = [
+            p.begin + lane * p.elements + e
+            for p in pieces
+            for lane in range(lanes)
+            for e in range(p.elements)
+        ]
+        assert held == list(range(form.width))
+        for piece in pieces:
+            begins = [piece.begin + lane * piece.elements for lane in range(lanes)]
+            nbytes = piece.elements * form.stored_bytes
+            assert all(begin * form.stored_bytes % nbytes == 0 for begin in begins)
+            # A piece lies in the head or beyond it: none is cut.
+            assert all(begin >= size or begin + piece.elements <= size for begin in begins)
+    assert served >= 8
+
+
+@pytest.mark.parametrize(
+    ("size", "loads"), [(64, [8]), (80, [8, 2]), (96, [8, 4]), (112, [8, 4, 2]), (256, [8] * 4)]
+)
+def test_values_are_loaded_by_16_bytes_as_long_as_a_row_lasts(size: int, loads: list[int]) -> None:
+    assert [piece.elements for piece in divide(size, LANES_OF_VALUE, 2)] == loads
+
+
+def test_codes_of_no_whole_words_a_lane_are_refused() -> None:
+    with pytest.raises(ScheduleError, match="10 bytes of a head per lane are no whole words"):
+        divide(80, LANES_OF_VALUE, 1)
