@@ -90,6 +90,46 @@ def test_plans_of_quantized_models(architecture: str, activation: str | None, ro
         assert (result - wanted).float().norm() <= (3e-3 if activation else 1e-3) * wanted.float().norm()
 
 
+class Heads(nn.Module):
+    """Attention of heads that lie beside each other in one projection, with a mask that all heads share."""
+
+    def __init__(self, heads: int, kv_heads: int, size: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.size = heads, kv_heads, size
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        batch, tokens, _ = x.shape
+        given = [self.heads * self.size, *[self.kv_heads * self.size] * 2]
+        q, k, v = (part.view(batch, tokens, -1, self.size).transpose(1, 2) for part in x.split(given, -1))
+        mixed = nn.functional.scaled_dot_product_attention(
+            q[:, :, -1:], k, v, attn_mask=mask, enable_gqa=self.heads != self.kv_heads
+        )
+        return mixed.transpose(1, 2).flatten(2)
+
+
+ATTENTION = {
+    "gfx90a": (8, 2, 64, False), "gfx950": (4, 4, 72, True), "gfx1100": (8, 8, 40, False),
+    "gfx1201": (4, 2, 64, True),
+}  # fmt: skip
+"""Architecture -> heads, heads of keys, elements of each, and whether a mask is there."""
+
+
+@pytest.mark.parametrize("architecture", ATTENTION)
+def test_plans_of_attention(architecture: str) -> None:
+    """Its kernels, not torch, computed it: tensors lie as views of one, masks are shared by heads."""
+    heads, kv_heads, size, masked = ATTENTION[architecture]
+    torch.manual_seed(0)
+    model, tokens = Heads(heads, kv_heads, size), 100
+    x = torch.randn(2, tokens, (heads + 2 * kv_heads) * size).half()
+    mask = torch.rand(2, 1, 1, tokens) < 0.7 if masked else None
+    with torch.no_grad(), on_amd(f"rocm/{architecture}") as gpu:
+        fast = ladder.compile(model)
+        found = [fast(x, mask) for _ in range(2)][-1]
+    wanted = model(x.double(), mask)
+    assert gpu.launches
+    assert (found - wanted).norm() <= 1e-3 * wanted.norm()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "architecture"), list(product(OPERATORS, ARCHITECTURES)))
 def test_every_operator(name: str, architecture: str, long_test: None) -> None:

@@ -135,10 +135,11 @@ def _rows_of_constants(
 
 
 def _bind_attention(memory: Workspace, step: PlanStep) -> Bound:
-    if memory.owner.where.type == "cpu":
+    device = get_device(target_of(memory.owner.where))
+    if device.kind == "llvm":
         return bind_attention(memory, step)
     entries = [memory.owner.kernels[name] for name in step.entry.split()]
-    call = attention_call(entries, step.part.graph, get_device(target_of(memory.owner.where)))
+    call = attention_call(entries, step.part.graph, device)
     reads, value = memory.reads(step), step.part.outputs[0]
     place, target = memory.slot[value], memory.target(value)
 
