@@ -133,9 +133,11 @@ def spread(bits: int, place: int) -> tuple[tuple[Part, ...], ...]:
     way to make sixteen registers of them is taken.
     """
     best: tuple[int, list[list[tuple[int, Piece]]]] | None = None
-    kinds = _kinds(bits, place)
-    for first, second in combinations_with_replacement(kinds, 2):
+    least = {word: _least_cost(word) for word in _kinds(bits, place)}
+    for first, second in combinations_with_replacement(least, 2):
         for count in range(1, bits + 1):
+            if best is not None and count * least[first] + (bits - count) * least[second] >= best[0]:
+                continue
             made = _registers(bits, (first,) * count + (second,) * (bits - count))
             if made is not None and (best is None or _cost(bits, place, made) < best[0]):
                 best = _cost(bits, place, made), made
@@ -212,6 +214,12 @@ def _word_cost(word: Word) -> int:
     return len(word) + len(turns - {0})
 
 
+def _least_cost(word: Word) -> int:
+    """Return what a word's pieces cost at least, whatever turns its single bits take."""
+    turns = {piece.turn % SLOTS for piece in word if len(piece.bits) > 1}
+    return len(word) + len(turns - {0})
+
+
 def _one_of_each(words: Sequence[Word]) -> Iterator[Word]:
     """Yield the first of words whose pieces have the same shapes."""
     seen = set()
@@ -227,30 +235,29 @@ def _registers(bits: int, words: Sequence[Word]) -> list[list[tuple[int, Piece]]
 
     Pieces of several bits are put together where they complete each other; single bits fill what is left.
     """
-    everything = [(at, piece) for at, word in enumerate(words) for piece in word]
-    singles = [(at, piece) for at, piece in everything if len(piece.bits) == 1]
-    left = sorted((x for x in everything if len(x[1].bits) > 1), key=lambda x: -len(x[1].bits))
-    made: list[list[tuple[int, Piece]]] = []
+    pieces = [(at, piece) for at, word in enumerate(words) for piece in word]
+    singles = [(at, piece) for at, piece in pieces if len(piece.bits) == 1]
+    wide = sorted((x for x in pieces if len(x[1].bits) > 1), key=lambda x: -len(x[1].bits))
+    left = [(x, sum(1 << bit for bit in x[1].bits)) for x in wide]
+    made: list[tuple[list[tuple[int, Piece]], int]] = []
     while left:
-        register = [left.pop(0)]
-        held = set(register[0][1].bits)
-        for other in list(left):
-            if not held & set(other[1].bits):
+        register, held, rest = [left[0][0]], left[0][1], []
+        for other, mask in left[1:]:
+            if held & mask:
+                rest.append((other, mask))
+            else:
                 register.append(other)
-                left.remove(other)
-                held |= set(other[1].bits)
-        made.append(register)
-    if len(made) > SLOTS:
+                held |= mask
+        made.append((register, held))
+        left = rest
+    made += [([], 0) for _ in range(SLOTS - len(made))]
+    if len(made) > SLOTS or SLOTS * bits - sum(held.bit_count() for _, held in made) != len(singles):
         return None
-    made += [[] for _ in range(SLOTS - len(made))]
-    for register in made:
-        missing = set(range(bits)) - {bit for _, piece in register for bit in piece.bits}
-        for bit in sorted(missing):
-            if not singles:
-                return None
+    for register, held in made:
+        for bit in (bit for bit in range(bits) if not held >> bit & 1):
             at, piece = singles.pop()
             register.append((at, Piece((bit,), piece.turn)))
-    return None if singles else made
+    return [register for register, _ in made]
 
 
 def _turned(bits: int, place: int, piece: Piece) -> Piece:

@@ -47,11 +47,11 @@ def serves(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> bo
         and ends.dtype is torch.int32
         and len(rows) > 0
         and len(ends) > 0
-        and all(map(lies_well, (rows, matrices)))
+        and all(map(is_dense, (rows, matrices)))
     )
 
 
-def lies_well(operand: torch.Tensor) -> bool:
+def is_dense(operand: torch.Tensor) -> bool:
     """Tell whether the rows or the columns of matrices are dense and begin at aligned bytes."""
     outer, inner = operand.stride()[-2:]
     far, near = (outer, inner) if inner == 1 else (inner, outer)

@@ -50,7 +50,7 @@ class Operand:
         return lambda tensor: view(tensor, sizes, strides, 0)
 
 
-def lies_well(tensor: torch.Tensor) -> bool:
+def is_read_in_place(tensor: torch.Tensor) -> bool:
     """Tell whether kernels read a tensor as it lies: rows one after the other, from an aligned address on."""
     if not tensor.is_contiguous() or tensor.data_ptr() % ALIGNMENT:
         return False
@@ -59,7 +59,7 @@ def lies_well(tensor: torch.Tensor) -> bool:
 
 def ready(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as kernels read it: a copy where it lies otherwise."""
-    if lies_well(tensor):
+    if is_read_in_place(tensor):
         return tensor
     if not tensor.numel():  # torch's strides take an extent of 0 for 1
         return tensor.new_empty(tensor.shape).as_strided(tensor.shape, contiguous(tensor.shape))
@@ -125,6 +125,6 @@ def _known(memory: Workspace, operand: Any) -> Any:
     if isinstance(operand, torch.Tensor):
         return from_dlpack(operand)
     found = memory.known(operand.value)
-    if found is None or not (operand.strided or lies_well(found)):
+    if found is None or not (operand.strided or is_read_in_place(found)):
         return None
     return from_dlpack(operand.seen(found.detach()))
