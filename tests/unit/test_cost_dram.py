@@ -6,7 +6,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from schedules.cost import minimum_bytes, traffic_of, weight_bytes
-from schedules.cost_grid import grid_of, moved_bytes
+from schedules.cost_grid import Grid, grid_of, launch_of, moved_bytes
 from schedules.cost_model import predict
 from schedules.schedule import GpuSchedule
 from targets import get_device
@@ -16,10 +16,15 @@ WIDE = GpuSchedule("wgmma", 256, 128, 64, stages=5, warps=8, persistent=True, ra
 HALF_WHOLE = GpuSchedule("wgmma", 128, 192, 128, stages=4, warps=12, persistent=True, stream_k=True)
 
 
+def grid(gemm: Gemm, schedule: GpuSchedule, m: int, target: str = H100.name) -> Grid:
+    """Return the blocks of a launch, spread evenly."""
+    return grid_of(launch_of(gemm, get_device(target), schedule), schedule.tile_m, m, crowded=0.0)
+
+
 def moved(gemm: Gemm, schedule: GpuSchedule, m: int, target: str = H100.name) -> int:
     """Return the bytes that cross DRAM."""
-    device = get_device(target)
-    return moved_bytes(device, schedule, traffic_of(gemm, m), grid_of(gemm, device, schedule, m))
+    blocks = grid(gemm, schedule, m, target)
+    return moved_bytes(get_device(target), schedule, traffic_of(gemm, m), blocks)
 
 
 def test_operands_that_fit_l2_are_read_once() -> None:
@@ -38,7 +43,7 @@ def test_cut_tiles_read_more_the_less_l2_holds() -> None:
     bytes_of = [moved(gemm, WIDE, 1500, f"cuda/sm_90a:132sm-3352gbs-{mib}mib") for mib in (20, 50, 80, 150)]
     assert bytes_of == sorted(bytes_of, reverse=True)
     assert bytes_of[-1] == minimum_bytes(gemm, 1500)
-    tiles = grid_of(gemm, H100, WIDE, 1500)
+    tiles = grid(gemm, WIDE, 1500)
     every = tiles.along_m * weight_bytes(gemm) + tiles.along_n * 1500 * gemm.k * 2
     assert bytes_of[0] < every
 

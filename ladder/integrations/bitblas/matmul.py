@@ -280,13 +280,15 @@ class Matmul:
         )
 
     def _columns_at_once(self) -> int:
-        """Return the columns whose sum of products is exact in float32; all of them if results are floats."""
+        """Return the columns whose sum of products is exact in float32; all of them if results are floats.
+
+        CPUs without products of bytes add in float32 codes that count from zero, as ``code + 128`` of int8.
+        """
         k = self.config.extents[1]
         if self.torch_output_dtype is None or self.torch_output_dtype.is_floating_point:
             return k
         largest = 1 << (ELEMENTS[self.config.A_dtype].bits - 1 + (self.config.A_dtype[0] == "u"))
-        span = 1 << (self.bit if self.source_format == "uint" or self.config.with_zeros else self.bit - 1)
-        return k if self.config.with_scaling else max(64, EXACT // (largest * span) // 64 * 64)
+        return k if self.config.with_scaling else max(64, EXACT // (largest << self.bit) // 64 * 64)
 
     def quantized(
         self, W: torch.Tensor, scale: torch.Tensor | None = None, zeros: torch.Tensor | None = None
