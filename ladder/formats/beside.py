@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ladder.formats.files import require
+from ladder.formats.layer import OVERRIDES
 
 WEIGHT = ".weight"
 
@@ -28,12 +29,40 @@ HARMLESS = re.compile(
 SCALING = re.compile(r"scale|scaling|absmax|codebook|lookup|lut|zero|shift")
 """Part of the name of an array that codes take their meaning from."""
 
-ONLINE = ("input", "output", "q_attn", "k_cache")
-"""Where compressed-tensors applies transforms when a model runs; those of weights are in the weights."""
+MERGED = ("weight_input", "weight_output")
+"""Where compressed-tensors applies transforms that are in the weights; it does others when a model runs."""
 
 ROTATED = re.compile(r"rotation|rotated|hadamard|spinquant|quarot")
 """Part of what configurations and arrays of a whole model call rotations of inputs: ``rotation``
 (GPTQModel), ``rotation_config`` (AutoRound), ``shared_input_rotation_4096`` (Quark)."""
+
+
+CHANGED = re.compile(
+    r"(?P<branch>adapter|lora|low_rank|svd|eora)|(?P<experts>moe_sparsity|expert_sparsity|novice)"
+    r"|(?P<factors>prescale)"
+)
+"""Parts of names of fields that say that layers are not what their weights tell."""
+
+CHANGES = {
+    "branch": "what an adapter or a branch of low rank adds to layers",
+    "experts": "experts that are left out, or replaced by constants",
+    "factors": "factors of inputs",
+}
+"""Group of `CHANGED` -> what the field speaks of."""
+
+SAYS, NOT_DONE = "the configuration has", "which is not done here"
+
+NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
+"""Values of fields that say nothing."""
+
+OWN_FIELDS = ("config_groups", "quantized_layers", *OVERRIDES)
+"""Entries of a configuration that give layers, or groups of them, by name, fields of their own."""
+
+ALGORITHMS = "algo_config"
+"""Entry of Quark's configuration: what was done to weights, a list of fields with a name."""
+
+ROTATIONS = ("rotation", "quarot")
+"""Quark's names of algorithms that rotate."""
 
 
 def require_nothing_else(layers: Mapping[str, Any], rest: Iterable[str]) -> None:
@@ -84,13 +113,45 @@ def by_module(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def require_no_transforms(config: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` if a configuration has what layers read or write transformed at run time."""
+    """Raise `CheckpointError` if a configuration says that a model does more than its weights tell.
+
+    That is: transforms of what layers read or write at run time, adapters, experts replaced by others.
+    """
     transforms = config.get("transform_config")
     groups = transforms.get("config_groups") if isinstance(transforms, dict) else None
     for name, scheme in (groups if isinstance(groups, dict) else {}).items():
         applied = scheme.get("apply") if isinstance(scheme, dict) else None
         places = [each.get("location") for each in applied or () if isinstance(each, dict)]
-        online = [place for place in places if place in ONLINE]
+        online = [place for place in places if place not in MERGED]
         require(not online, f"the configuration's transform {name!r} of {online[:1]} is not applied here")
-    found = [key for key in config if config[key] and _rotates(key)]
-    require(not found, f"the configuration has inputs rotated ({found}), which is not done here")
+    for key, value in _fields(config):
+        said = value not in NOTHING
+        require(not said or ROTATED.search(key) is None, f"{SAYS} inputs rotated ([{key!r}]), {NOT_DONE}")
+        found = CHANGED.search(key) if said else None
+        require(found is None, f"{SAYS} {key!r}: {found and CHANGES[str(found.lastgroup)]}, {NOT_DONE}")
+    _require_merged(config.get(ALGORITHMS))
+
+
+def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a configuration, in lower case, and those that it gives groups or layers their own.
+
+    Names with dots are those of layers (MLX), not of fields.
+    """
+    own = [config[name] for name in OWN_FIELDS if isinstance(config.get(name), dict)]
+    each = (fields for layers in own for fields in layers.values() if isinstance(fields, dict))
+    for fields in (config, *each):
+        yield from ((str(key).lower(), value) for key, value in fields.items() if "." not in str(key))
+
+
+def _require_merged(algorithms: Any) -> None:
+    """Raise `CheckpointError` if one of Quark's algorithms leaves something to be done at run time.
+
+    Rotations between weights, smoothing and the like are in the weights.
+    """
+    for each in algorithms if isinstance(algorithms, list) else [algorithms]:
+        fields = each if isinstance(each, dict) else {}
+        name, online = str(fields.get("name")), fields.get("online_config")
+        layers = online.get("online_rotation_layers") if isinstance(online, dict) else None
+        rotates = name in ROTATIONS and (fields.get("online_r1_rotation") or fields.get("r4") or layers)
+        require(not rotates, f"{SAYS} inputs rotated ({name!r} of {ALGORITHMS}), {NOT_DONE}")
+        require(name != "svdquant", f"{SAYS} {name!r} of {ALGORITHMS}: {CHANGES['branch']}, {NOT_DONE}")

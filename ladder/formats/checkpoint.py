@@ -74,8 +74,16 @@ CONFIGS = (
     ("config.json", "quantization"),
     ("quantize_config.json", ""),
     ("quant_config.json", ""),
+    ("hf_quant_config.json", "quantization"),
 )
-"""File of a folder -> the key that describes the quantization; empty for the whole file."""
+"""File of a folder -> the key that describes the quantization; empty for the whole file. The last is
+ModelOpt's, which names no method."""
+
+NESTED = "quantization_config"
+"""Key of `CONFIGS` that may lie in a part of a configuration, such as ``text_config``."""
+
+METHOD = "quant_method"
+"""Entry of a configuration: the name of the tool or its method."""
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ENDINGS = (".safetensors", ".gguf", ".pt", ".bin", ".pth")
@@ -294,13 +302,23 @@ def _config(folder: Path) -> dict[str, Any]:
     for name, key in CONFIGS:
         if (folder / name).is_file():
             content = read_json(folder / name)
-            found = content.get(key) if key else content
-            require(
-                found is None or isinstance(found, dict), f"{folder / name}: {key} is {str(found)[:80]!r}"
-            )
+            found = _under(content, key, folder / name) if key else content
             if found:
-                return found
+                return {METHOD: "modelopt", **found} if name.startswith("hf_") else found
     return {}
+
+
+def _under(content: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
+    """Return an entry of a configuration, or the one of its parts (``text_config`` of several modalities).
+
+    Raises CheckpointError if it is no object, or parts have several.
+    """
+    nested = content.values() if key == NESTED else ()
+    parts = [part[key] for part in nested if isinstance(part, dict) and part.get(key)]
+    found = content.get(key) or (parts[0] if parts else {})
+    require(isinstance(found, dict), f"{file}: {key} is {str(found)[:80]!r}")
+    require(content.get(key) or all(part == found for part in parts), f"{file} has several {key}")
+    return dict(found)
 
 
 def assign(
@@ -343,12 +361,12 @@ def assign(
 def _is_claimed(name: str, config: Mapping[str, Any]) -> bool:
     """Tell whether an array must be part of a quantized tensor, by its name or by the configuration."""
     forms = [form for form in FORMATS if name.endswith(form.key) and form.key not in GENERIC]
-    return name.endswith(DISTINCT) or any(config.get("quant_method") in form.methods for form in forms)
+    return name.endswith(DISTINCT) or any(config.get(METHOD) in form.methods for form in forms)
 
 
 def _require_plain(rest: Mapping[str, Stored], arrays: Arrays, config: Mapping[str, Any]) -> None:
     """Raise if what belongs to no quantized tensor, by its name, type or the configuration, should do so."""
-    method = config.get("quant_method")
+    method = config.get(METHOD)
     stated = [form for form in FORMATS if method in form.methods]
     lost = (*BESIDE_CODES, *(part for form in stated for part in form.parts if part not in GENERIC))
     known = bool(stated) or method in (None, *OWN_METHODS)
@@ -405,7 +423,7 @@ def _recognised(
             fitting.append((form, layer))
         else:
             reasons.append(f"its extents and types are not those of {form.name}")
-    method = config.get("quant_method")
+    method = config.get(METHOD)
     stated = [found for found in fitting if not found[0].methods or method in (None, *found[0].methods)]
     if fitting and not stated:
         raise CheckpointError(

@@ -44,6 +44,10 @@ VERSIONS = {
 """``checkpoint_format`` of GPTQModel or ``packing_format`` of AutoRound -> version; the first has z - 1."""
 
 
+FORMS = ("checkpoint_format", "format", "packing_format")
+"""Fields that name the version: GPTQModel's of old, its of today, AutoRound's."""
+
+
 @dataclass(frozen=True)
 class PackedForm:
     """Extents and widths of a layer."""
@@ -80,10 +84,16 @@ def geometry(layer: Layer) -> PackedForm:
 
 
 def version(layer: Layer) -> str:
-    """Return the version of a layer's arrays."""
-    stated = layer.option("checkpoint_format", str, "") or layer.option("packing_format", str, "")
-    layer.require(stated in VERSIONS, f"the form {stated!r} is not read; known: {', '.join(VERSIONS)}")
-    return VERSIONS[stated]
+    """Return the version of a layer's arrays.
+
+    Raises CheckpointError if it is not known, or the configuration names several.
+    """
+    stated = {layer.option(name, str, "") for name in FORMS} - {""} or {""}
+    unknown = [name for name in stated if name not in VERSIONS]
+    layer.require(not unknown, f"the form {unknown} is not read; known: {', '.join(filter(None, VERSIONS))}")
+    found = {VERSIONS[name] for name in stated}
+    layer.require(len(found) == 1, f"the configuration names several forms: {', '.join(sorted(stated))}")
+    return found.pop()
 
 
 def is_auto_round(layer: Layer) -> bool:

@@ -16,6 +16,7 @@ from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
 from ladder.api.quantization import quantize
 from ladder.formats import gptq
+from ladder.formats.beside import require_no_transforms
 from ladder.formats.layer import Layer, TensorInMemory
 from ladder.integrations.loading import METHOD
 from tile_types import QuantizedTensor
@@ -45,7 +46,8 @@ class Configuration:
         `DEFAULTS`.
     engine: Its name, for errors.
     forms: Names of the forms of checkpoints that are served.
-    Raises CheckpointError if the form is none of these.
+    Raises CheckpointError if the form is none of these, or the configuration of another tool has what is not
+        done here.
     """
 
     def __init__(self, config: dict[str, Any] | None, engine: str, forms: Mapping[str, Any]) -> None:
@@ -54,6 +56,8 @@ class Configuration:
         self.form = "online" if self.config.get("online") else str(self.config.get("quant_method", METHOD))
         if self.form not in forms:
             raise CheckpointError(f"{engine} itself serves checkpoints of {self.form!r}, {METHOD!r} does not")
+        if self.form not in ("online", METHOD):
+            require_no_transforms(self.config)
 
     @property
     def options(self) -> dict[str, Any]:

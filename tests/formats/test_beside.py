@@ -139,6 +139,141 @@ def test_transforms_of_a_running_model_are_refused(
         assert "layer.weight" in ladder.load_checkpoint(tmp_path).layers
 
 
+ONLINE = {"name": "rotation", "r1": True, "r2": True, "rotation_size": 32}
+SAID: dict[str, tuple[str, dict[str, Any], str]] = {
+    "experts pruned": (
+        "ct_pack_4bit",
+        {"moe_sparsity_config": {"method": "prune", "num_experts": [None, 6]}},
+        "moe_sparsity_config.*experts",
+    ),
+    "experts constant": (
+        "ct_pack_4bit",
+        {"moe_sparsity_config": {"method": "novice", "num_experts": [None, 6]}},
+        "moe_sparsity_config.*constants",
+    ),
+    "a transform of a place that is not known": (
+        "ct_pack_4bit",
+        {"transform_config": {"config_groups": {"u": {"apply": [{"location": "residual"}]}}}},
+        "transform 'u' of .*residual",
+    ),
+    "EoRA": (
+        "gptq_v2_4bit",
+        {"adapter": {"name": "lora", "path": "eora", "rank": 64}},
+        "'adapter'.*low rank",
+    ),
+    "EoRA of some layers": (
+        "gptq_v2_4bit",
+        {"dynamic": {".*up_proj.*": {"bits": 4, "adapter": {"rank": 128}}}},
+        "'adapter'.*low rank",
+    ),
+    "AutoRound's rotation of the head": (
+        "autoround_4bit",
+        {"extra_config": {"lm_head": {"bits": 8, "rotation_config": {"block_size": 32}}}},
+        "rotation_config.*not done",
+    ),
+    "ModelOpt's branch": ("modelopt_nvfp4", {"quant_algo": "NVFP4_SVD", "lora_rank": 32}, "'lora_rank'"),
+    "ModelOpt's branch of a group": (
+        "modelopt_nvfp4",
+        {"config_groups": {"group_0": {"pre_quant_scale": True, "lora_rank": 32}}},
+        "'lora_rank'",
+    ),
+    "Quark's rotation": (
+        "quark_int4",
+        {"algo_config": [{**ONLINE, "online_r1_rotation": True}]},
+        "algo_config",
+    ),
+    "Quark's fourth rotation": ("quark_int4", {"algo_config": [{**ONLINE, "r4": True}]}, "algo_config"),
+    "Quark's layers that rotate": (
+        "quark_int4",
+        {"algo_config": [{**ONLINE, "online_config": {"online_rotation_layers": ["layer"]}}]},
+        "algo_config",
+    ),
+    "Quark's branch": ("quark_int4", {"algo_config": [{"name": "svdquant", "svd_rank": 32}]}, "svdquant"),
+    "one algorithm of Quark's": ("quark_int4", {"algo_config": {**ONLINE, "r4": True}}, "algo_config"),
+}
+"""What the newest tools say in a configuration and nowhere else: a file, what is said, and the error."""
+
+
+@pytest.mark.parametrize("what", SAID)
+def test_configurations_of_more_than_weights_are_refused(what: str, tmp_path: Path) -> None:
+    """Each of these was read as if the configuration said nothing."""
+    name, config, error = SAID[what]
+    with pytest.raises(ladder.CheckpointError, match=error):
+        ladder.load_checkpoint(changed(name, tmp_path, {}, config))
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("ct_pack_4bit", {"moe_sparsity_config": None, "sparsity_config": {}, "transform_config": {}}),
+        ("gptq_v2_4bit", {"adapter": None, "rotation": None, "meta": {"opt_rotation_epochs": 3}}),
+        ("gptq_v2_4bit", {"dynamic": {".*adapter.*": {"bits": 4}, "-:.*lora.*": {}}, "adapter": {}}),
+        ("quark_int4", {"algo_config": [ONLINE, {"name": "awq"}, {"name": "smooth", "alpha": 0.5}]}),
+        ("quark_int4", {"algo_config": None}),
+        ("mlx_4bit", {"model.vision_adapter.fc1": {"bits": 4, "group_size": 64}, "model.lora.x": False}),
+        ("autoround_4bit", {"extra_config": {"lm_head": {"bits": 16}}, "super_bits": None, "iters": 200}),
+        ("modelopt_nvfp4", {"config_groups": {"group_0": {"pre_quant_scale": False}}}),
+    ],
+)
+def test_configurations_of_what_weights_hold_are_read(
+    name: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Rotations and smoothing that are in the weights, what was not used, and names of layers."""
+    found = ladder.load_checkpoint(changed(name, tmp_path, {}, config)).dequantize("layer.weight")
+    assert torch.equal(found, ladder.load_checkpoint(changed(name, tmp_path, {})).dequantize("layer.weight"))
+
+
+@pytest.mark.parametrize("version", ["gptq_v1_4bit", "gptq_v2_4bit", "gptq_planar_3bit"])
+def test_gptqmodels_names_of_forms(version: str, tmp_path: Path) -> None:
+    """GPTQModel 7 names the form ``format``; zero points of version 2 were read as those of version 1."""
+    changed(version, tmp_path, {})
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())["quantization_config"]
+    own = ladder.load_checkpoint(tmp_path).dequantize("layer.weight")
+    form = config.pop("checkpoint_format")
+    for stated in ({"format": form}, {"format": form, "checkpoint_format": form}):
+        file.write_text(json.dumps({"quantization_config": {**config, **stated}}))
+        assert torch.equal(ladder.load_checkpoint(tmp_path).dequantize("layer.weight"), own)
+    other = "gptq" if form != "gptq" else "gptq_v2"
+    contrary = {**config, "format": form, "checkpoint_format": other}
+    file.write_text(json.dumps({"quantization_config": contrary}))
+    with pytest.raises(ladder.CheckpointError, match="several forms"):
+        ladder.load_checkpoint(tmp_path)["layer.weight"]
+
+
+def test_configurations_of_the_language_model_count(tmp_path: Path) -> None:
+    """Models of several modalities have it in ``text_config``: it was passed over."""
+    changed("gptq_v2_4bit", tmp_path, {})
+    file = tmp_path / "config.json"
+    own = ladder.load_checkpoint(tmp_path).dequantize("layer.weight")
+    config = json.loads(file.read_text())["quantization_config"]
+    part = {"hidden_size": 8, "quantization_config": config}
+    file.write_text(json.dumps({"model_type": "vlm", "text_config": part}))
+    checkpoint = ladder.load_checkpoint(tmp_path)
+    assert checkpoint.config == config
+    assert torch.equal(checkpoint.dequantize("layer.weight"), own)
+    file.write_text(json.dumps({"text_config": part, "other": {"quantization_config": {"bits": 8}}}))
+    with pytest.raises(ladder.CheckpointError, match="several quantization_config"):
+        ladder.load_checkpoint(tmp_path)
+
+
+def test_modelopts_own_file_of_its_configuration(tmp_path: Path) -> None:
+    """Exports before ModelOpt 0.29 have nothing else: it was not read."""
+    changed("modelopt_nvfp4", tmp_path, {})
+    own = ladder.load_checkpoint(tmp_path).dequantize("layer.weight")
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / "hf_quant_config.json"
+    said: dict[str, Any] = {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}
+    file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": said}))
+    checkpoint = ladder.load_checkpoint(tmp_path)
+    assert checkpoint.config["quant_method"] == "modelopt"
+    assert torch.equal(checkpoint.dequantize("layer.weight"), own)
+    said |= {"quant_algo": "NVFP4_SVD", "lora_rank": 32}
+    file.write_text(json.dumps({"quantization": said}))
+    with pytest.raises(ladder.CheckpointError, match="lora_rank"):
+        ladder.load_checkpoint(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
