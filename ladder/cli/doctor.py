@@ -132,13 +132,13 @@ def torch_library() -> ProbeResult | None:
 
 def rocm_linker() -> ProbeResult | None:
     """Look for the linker of AMD code objects, as `ladder.lower.rocm.toolchain` does."""
-    from ladder.lower.rocm.toolchain import linker, linker_release
+    from ladder.lower.rocm.toolchain import linker
 
     try:
         command = linker()
     except MissingToolError:
         return None
-    return ProbeResult(linker_release(), " ".join(command))
+    return _version_of(*command, pattern=r"(?<=LLD )\d+(\.\d+)+")
 
 
 def cuda_program(name: str) -> Callable[[], ProbeResult | None]:

@@ -15,6 +15,18 @@ from pathlib import Path
 COMPILERS = ("cc", "gcc", "clang")
 
 
+def packaged_linker() -> tuple[str, ...] | None:
+    """Return the command of the lld in package ``ziglang``; None unless its program is there.
+
+    A folder of that name is a package too, as imports see it, whatever it holds.
+    """
+    found = importlib.util.find_spec("ziglang")
+    folders = found.submodule_search_locations if found is not None else None
+    if not any(Path(folder, name).is_file() for folder in folders or () for name in ("zig", "zig.exe")):
+        return None
+    return (sys.executable, "-m", "ziglang", "ld.lld")
+
+
 def host_linker() -> tuple[str, ...]:
     """Return the command of a linker: ``CC``, a C compiler on PATH, else the packaged lld.
 
@@ -24,8 +36,8 @@ def host_linker() -> tuple[str, ...]:
     for name in (chosen,) if chosen else COMPILERS:
         if path := shutil.which(name):
             return (path,)
-    if not chosen and importlib.util.find_spec("ziglang") is not None:
-        return (sys.executable, "-m", "ziglang", "ld.lld")
+    if not chosen and (packaged := packaged_linker()):
+        return packaged
     raise _error("MissingToolError")(
         f"cannot link a kernel: {f'CC={chosen} is no program' if chosen else 'no C compiler is on PATH'};"
         " `pip install ziglang` brings a linker, or install gcc or clang"

@@ -20,6 +20,7 @@ from ladder.api.matmul import Matmul
 from ladder.cli import console, doctor, problem
 from ladder.cli.app import FAILED, OK, USAGE, command_names, run
 from ladder.cli.problem import Problem
+from ladder.lower.rocm.toolchain import linker as rocm_linker
 from targets import VisibleGpu, get_device, visible_gpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -472,6 +473,23 @@ def test_doctor_reports_a_program_that_does_not_run(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("LADDER_NVCC", str(broken))
     tool = next(tool for tool in doctor.TOOLS if tool.name == "nvcc")
     assert doctor.examine(tool).status == "broken"
+
+
+def test_doctor_takes_no_folder_for_a_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder named like the package imports, whatever it lacks."""
+    (tmp_path / "ziglang").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "ziglang", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    rocm_linker.cache_clear()
+    try:
+        status = {
+            tool.name: doctor.examine(tool).status for tool in doctor.TOOLS if tool.name in ("lld", "linker")
+        }
+    finally:
+        rocm_linker.cache_clear()
+    assert status == {"linker": "missing", "lld": "missing"}
 
 
 @pytest.mark.parametrize("output", [">&-", "| exec <&-"])

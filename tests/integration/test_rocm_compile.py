@@ -120,7 +120,7 @@ def test_an_instruction_that_is_missing_is_an_error_and_no_abort(tmp_path: Path)
 @pytest.mark.parametrize("release", [None, 14])
 def test_a_missing_or_old_linker_is_named(release: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     toolchain.linker.cache_clear()
-    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(toolchain, "packaged_linker", lambda: None)
     monkeypatch.setattr(toolchain.shutil, "which", lambda name: f"/usr/bin/{name}" if release else None)
     monkeypatch.setattr(toolchain, "_release", lambda path: release)
     with pytest.raises(MissingToolError, match=r"ladder-compiler\[rocm\]") as caught:

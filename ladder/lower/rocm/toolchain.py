@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib.util
 import json
 import queue
 import re
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ladder.lower.compilation import Compilation
-from ladder.lower.linking import host_linker
+from ladder.lower.linking import host_linker, packaged_linker
 from ladder.lower.rocm.code_object import read_resources, require_loadable
 from ladder.lower.tvm_lock import tvm_unlocked
 from targets import TileDevice
@@ -42,8 +41,8 @@ def linker() -> tuple[str, ...]:
 
     Raises MissingToolError if there is none, or all are too old.
     """
-    if importlib.util.find_spec("ziglang") is not None:
-        return (sys.executable, "-m", "ziglang", "ld.lld")
+    if packaged := packaged_linker():
+        return packaged
     old = []
     for name in LINKERS:
         path = shutil.which(name)
