@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from benchmarks.harness import BOUNDS
 from benchmarks.peers import drawn_types
+from ladder.ir.rounding import ROUNDOFF
 from tile_types import get_type, quantize
 from tile_types.quantized import QuantizedTensor
 
@@ -79,7 +80,8 @@ class Work:
     @property
     def bound(self) -> float:
         """Largest relative error of a right result: the coarser of arithmetic and output."""
-        return max(BOUNDS[self.activation], BOUNDS.get(self.output, 0.0))
+        zero = ROUNDOFF.get(self.activation, 0.0) if self.zero else 0.0
+        return max(BOUNDS[self.activation], BOUNDS.get(self.output, 0.0), zero)
 
 
 class Operand(ABC):

@@ -15,6 +15,7 @@ from ladder.api.problem import gemm_for
 from ladder.cli.first_kernels import Case
 from ladder.ir import evaluate
 from ladder.ir.gemm import Gemm
+from ladder.ir.rounding import BOUNDS
 from ladder.ir.windows import Windows
 from ladder.lower.blocks.analysis import gemm_of
 from ladder.runtime.build import Kernel
@@ -22,7 +23,6 @@ from ladder.runtime.compile import Request, plan_for, request_for, settled
 from ladder.runtime.experts import host_ranges, pack_experts
 from ladder.runtime.packed import PackedWeight, pack
 from ladder.runtime.trials import Trial, candidates_of
-from ladder.simulate.operator import BOUNDS
 from ladder.superopt.canonical import Canonical, canonical
 from ladder.superopt.generator import Limits
 from ladder.superopt.operators import OPERATORS

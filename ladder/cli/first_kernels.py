@@ -22,6 +22,7 @@ from ladder.cli.measure import copies_for, side_by_side
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir.attention import CODES, Attention
 from ladder.ir.graph import Graph
+from ladder.ir.rounding import BOUNDS
 from ladder.rewrite import simplify
 from ladder.runtime.build import Kernel, find_or_build
 from ladder.runtime.compile import load_entry
@@ -29,7 +30,7 @@ from ladder.runtime.model.attention import arguments, job_of
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.operator import attend
 from ladder.runtime.tokens import EIGHT_BIT, gpu_kernel, quantize_tokens
-from ladder.simulate.operator import BOUNDS, relative_error, rounding_bound
+from ladder.simulate.operator import relative_error, rounding_bound
 from schedules.attention import has_kernels, ranked
 from targets import TileDevice
 from tile_types.arrays import torch_dtype

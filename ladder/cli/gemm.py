@@ -19,8 +19,9 @@ from ladder.cli.problem import Problem, why_not_here
 from ladder.cli.report import GemmReport
 from ladder.ir import gemm_reference
 from ladder.ir.gemm import Gemm
+from ladder.ir.rounding import largest_error
 from ladder.runtime.packed import PackedWeight
-from ladder.simulate.operator import BOUNDS, explained, relative_error
+from ladder.simulate.operator import explained, relative_error
 from ladder.simulate.values import NUMPY
 from schedules.cost import minimum_bytes
 from targets import TileDevice
@@ -156,7 +157,7 @@ def compiled_report(problem: Problem, lowered: Lowered, start: float) -> GemmRep
         from_cache=all(kernel.from_cache for kernel in kernels),
         bytes=minimum_bytes(gemm, problem.m),
         flops=2 * problem.m * problem.n * problem.k,
-        tolerance=max(BOUNDS[gemm.activation], BOUNDS[gemm.output]),
+        tolerance=largest_error(gemm),
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.gemm import Gemm
+from ladder.ir.rounding import largest_error
 from ladder.runtime import library
 from ladder.runtime.compile import family_of
 from ladder.runtime.compile_pool import Campaign, Trial
@@ -36,9 +37,6 @@ ROTATED_BYTES = 260e6
 
 GRAPH_SECONDS = 3e-3
 """Length of a graph above which it holds fewer launches than there are copies of the weights."""
-
-LARGEST_ERROR = {"float16": 5e-4, "bfloat16": 3e-3, "fp8_e4m3": 2e-3, "fp8_e5m2": 2e-3, "int8": 1e-5}
-"""Largest relative Frobenius error against float64, by activation type."""
 
 CHECKED = (320, 1024)
 """N and K at which every kernel is checked; the last row tile is partial."""
@@ -153,7 +151,7 @@ def _check(
             torch.cuda.synchronize()  # raises again if the context is lost
             yield Dropped(trial, f"does not run: {str(failure)[:200]}")
             continue
-        if error <= LARGEST_ERROR[gemm.activation]:
+        if error <= largest_error(gemm):
             entries[trial] = entry
             yield Checked(trial)
         else:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
+from ladder.ir.rounding import largest_error
 from ladder.lower.gpu.arguments import tir_name
 from ladder.simulate.findings import Finding
 from ladder.simulate.launch import SimulationResult, simulate_launch
@@ -33,22 +34,6 @@ if TYPE_CHECKING:
     from ladder.runtime.packed import PackedWeight
     from ladder.runtime.scaled import ScaledOperand
 
-
-BOUNDS = {
-    "float16": 5e-4,
-    "bfloat16": 3e-3,
-    "float32": 1e-5,
-    "fp8_e4m3": 2e-3,
-    "fp8_e5m2": 2e-3,
-    "fp8_e4m3fnuz": 2e-3,
-    "fp8_e5m2fnuz": 2e-3,
-    "int8": 1e-5,
-}
-"""Relative Frobenius error that rounding to this type explains, be it an operand's or the result's.
-
-Unit roundoff is 2^-11 for float16 and 2^-8 for bfloat16, spread evenly below; products of int8 are
-exact and only float32 sums of groups round; fp8 products round in the core's accumulator.
-"""
 
 USUAL_ROUNDING = math.sqrt(3 / 8 / math.log(2) / 12)
 """Error of rounding numbers of all sizes, relative to them, in epsilons: root mean square."""
@@ -136,7 +121,7 @@ def simulate(
     ranges, target
         Of a `GroupedMatmul`; rows of no expert are not compared. Device to emit for, if not the operator's.
     expected
-        ``[..., N]`` in float64 to compare with: an error beyond `BOUNDS` becomes a finding.
+        ``[..., N]`` in float64 to compare with: an error beyond `largest_error` becomes a finding.
     cancellation
         By what factor the bound grows, as terms cancel or results are few.
     order, seed, blocks, stage
@@ -296,8 +281,7 @@ def _compared(
     if expected is None:
         return result
     exact = np.asarray(expected, np.float64).reshape(result.y.shape)
-    bound = max(BOUNDS[gemm.activation], BOUNDS[gemm.output]) * cancellation
-    return judged(result, exact, bound, owned)
+    return judged(result, exact, largest_error(gemm) * cancellation, owned)
 
 
 def judged(result: SimulationResult, exact: Any, bound: float, owned: Any = slice(None)) -> SimulationResult:

@@ -13,10 +13,11 @@ from tvm import ir
 import ladder
 from ladder.cli.operands import cancellation, make_operands
 from ladder.cli.problem import Problem as GemmProblem
+from ladder.ir.rounding import BOUNDS
 from ladder.simulate import UnknownCallError, simulate_launch
 from ladder.simulate.banks import Banks
 from ladder.simulate.launch import SimulationError, SimulationResult
-from ladder.simulate.operator import BOUNDS, judged
+from ladder.simulate.operator import judged
 from ladder.simulate.values import NUMPY
 
 
