@@ -319,9 +319,13 @@ def show(row: Mapping[str, Any]) -> str:
 
 
 def models_of(options: argparse.Namespace) -> list[str]:
-    """Return the models that are asked for: those whose names contain a word, or all."""
+    """Return the models that are asked for, by name or by a word that names contain; or all."""
     words = [""] if options.models == ["all"] else options.models
-    return [name for name in MODELS if any(word in name for word in words)]
+    return [
+        name
+        for name in MODELS
+        if any(word == name or (word not in MODELS and word in name) for word in words)
+    ]
 
 
 def side_by_side(options: argparse.Namespace, report: dict[str, Any]) -> None:

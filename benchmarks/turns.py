@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 READY = "READY for its turn"
 """A line that a process writes once it has prepared all; it goes on when it reads one."""
@@ -51,8 +52,9 @@ def take_turns(
     print(f"all ready after {time.perf_counter() - begin:.1f} s", flush=True)
     for number, process in enumerate(started):
         if process.poll() is None and process.stdin and process.stdout:
-            process.stdin.write("go\n")
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has ended meanwhile
+                process.stdin.write("go\n")
+                process.stdin.flush()
             for line in process.stdout:
                 print(line, end="", flush=True)
         process.wait()
