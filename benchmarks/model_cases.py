@@ -229,13 +229,13 @@ def _frames(batch: int) -> Callable[[str], Arguments]:
 BATCHES = (1, 128)
 """Batches of LADDER's figure 8."""
 
-BATCHED: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Callable[[str], Arguments]]]] = {
-    "vit b/16": (lambda: zoo.ViT(224, 16, 768, 12, 12, 1000), lambda batch: _photo(batch, 224)),
-    "resnet 50": (zoo.ResNet, lambda batch: _photo(batch, 224)),
-    "shufflenet v2": (zoo.ShuffleNet, lambda batch: _photo(batch, 224)),
-    "conformer m-shaped": (lambda: zoo.Conformer(80, 256, 4, 31, 16, 1000), _frames),
+BATCHED: Mapping[str, tuple[int, Callable[[], nn.Module], Callable[[int], Callable[[str], Arguments]]]] = {
+    "vit b/16": (8, lambda: zoo.ViT(224, 16, 768, 12, 12, 1000), lambda batch: _photo(batch, 224)),
+    "resnet 50": (8, zoo.ResNet, lambda batch: _photo(batch, 224)),
+    "shufflenet v2": (8, zoo.ShuffleNet, lambda batch: _photo(batch, 224)),
+    "conformer m-shaped": (4, lambda: zoo.Conformer(80, 256, 4, 31, 16, 1000), _frames),
 }
-"""Model of that figure -> how to make it, and its arguments for a batch."""
+"""Model of that figure -> batch of the other tables, how to make it, and its arguments for a batch."""
 
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[str], Arguments]]] = {
     "llama 1b-shaped, 8 layers": (lambda: zoo.Llama(32000, 2048, 32, 8, 8192, 8), _ids(1, 512, 32000)),
@@ -243,8 +243,8 @@ MODELS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[str], Arguments]]]
     "bert base": (lambda: zoo.Bert(30522, 768, 12, 12, 512), _masked(8, 128, 30522)),
     **{
         f"{name}{f', batch {batch}' if batch in BATCHES else ''}": (make, given(batch))
-        for name, (make, given) in BATCHED.items()
-        for batch in (4 if "conformer" in name else 8, *BATCHES)
+        for name, (usual, make, given) in BATCHED.items()
+        for batch in (usual, *BATCHES)
     },
     "efficientnet b0": (zoo.EfficientNet, _photo(8, 224)),
     "gpt2, cache of 512": (lambda: zoo.GPT2(50257, 768, 12, 12, 1024), _with_past(1, 512, 12, 12, 64)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import evenly_spaced, table_bytes, weight_bits
@@ -76,11 +75,6 @@ _ALLOWED: Mapping[str, Sequence[tuple[str, Sequence[object]]]] = {
 }
 """Pipeline -> the fields whose values its rule limits."""
 
-_limited: Mapping[str, Callable[[GpuSchedule], Sequence[object]]] = {
-    pipeline: attrgetter(*(field for field, _ in limits)) for pipeline, limits in _ALLOWED.items()
-}
-"""Pipeline -> what returns the values of those fields."""
-
 
 def placement_for(gemm: Gemm) -> str:
     """Return where scales apply: on the decoded operand of 16-bit cores, on the accumulator of 8-bit ones.
@@ -130,9 +124,8 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     if cores and not any(schedule.pipeline in pipelines for pipelines in cores):
         others = dict.fromkeys(name for pipelines in cores for name in pipelines)
         yield f"no core multiplies {gemm.activation} in this pipeline; use {', '.join(others)}"
-    values = _limited[schedule.pipeline](schedule)
-    for (field, allowed), value in zip(_ALLOWED[schedule.pipeline], values, strict=True):
-        if value not in allowed:
+    for field, allowed in _ALLOWED[schedule.pipeline]:
+        if (value := getattr(schedule, field)) not in allowed:
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
     if schedule.tails and not schedule.stream_k:
         yield "tails are cut by stream_k"

@@ -1,4 +1,4 @@
-"""What a movement graph computes, step by step, in numpy."""
+"""What a movement graph computes, step by step, in numpy, and whether it is well formed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,51 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ladder.ir.build import node_attributes
 from ladder.ir.ops import get_operator
-from ladder.movement.graph import Compute, Move, MovementGraph, Sync
-from ladder.movement.pattern import apply
+from ladder.movement.graph import LEVELS, Compute, Move, MovementGraph, Sync
+from ladder.movement.pattern import Pattern
+from tile_types.errors import VerificationError
 
 Array = npt.NDArray[Any]
 
 COMBINE: Mapping[str, Callable[..., Array]] = {"reduce_sum": np.sum, "reduce_max": np.max}
 NEUTRAL = {"reduce_sum": 0.0, "reduce_max": -np.inf}
+
+
+def apply(pattern: Pattern, array: Any) -> Any:
+    """Return what is read: the table's reference of every view."""
+    for node in pattern:
+        array = get_operator(node.operator).reference([array], node_attributes(node))
+    return array
+
+
+def verify(graph: MovementGraph) -> None:
+    """Check that every read finds what was written, and that a sync of its level lies between.
+
+    Raises VerificationError: Names the tensor.
+    """
+    written: dict[str, int] = {}
+    for at, step in enumerate(graph.steps):
+        for name in step.inputs:
+            if name not in graph.inputs and name not in written:
+                raise VerificationError(f"step {at} reads %{name}, which nothing has written")
+            if name in written and not _visible(graph, name, written[name], at):
+                raise VerificationError(f"step {at} reads %{name} of the {graph.level(name)} without a sync")
+        if not isinstance(step, Sync):
+            written[step.result] = at
+    for name in graph.outputs:
+        if name not in written and name not in graph.inputs:
+            raise VerificationError(f"the result %{name} is not written")
+
+
+def _visible(graph: MovementGraph, name: str, written: int, read: int) -> bool:
+    """Tell whether a sync lies between a write and a read of what lanes share."""
+    level = LEVELS.index(graph.level(name))
+    if level <= LEVELS.index("lane"):
+        return True
+    between = graph.steps[written + 1 : read]
+    return any(isinstance(step, Sync) and LEVELS.index(step.scope) >= level for step in between)
 
 
 def run(graph: MovementGraph, inputs: Sequence[Any]) -> tuple[Array, ...]:

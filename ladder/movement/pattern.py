@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,19 +10,11 @@ import numpy.typing as npt
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.indexing import parse_indexing
-from ladder.ir.ops import get_operator
 
 Integers = npt.NDArray[np.int64]
 Index = tuple[Integers, ...]
 Pattern = tuple[Node, ...]
 """Views in the order in which they are applied to the source."""
-
-
-def apply(pattern: Pattern, array: Any) -> Any:
-    """Return what is read: the table's reference of every view."""
-    for node in pattern:
-        array = get_operator(node.operator).reference([array], node_attributes(node))
-    return array
 
 
 def addresses(pattern: Pattern, shape: Sequence[int], index: Index) -> tuple[Integers, npt.NDArray[np.bool_]]:

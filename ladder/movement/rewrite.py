@@ -22,7 +22,6 @@ import numpy as np
 from ladder.movement.graph import LEVELS, Compute, Move, MovementGraph, Slice, Step, Sync, Tensor
 from ladder.movement.model import moved, runs_along_rows, sectors_per_warp, traffic
 from ladder.movement.pattern import Pattern, addresses, unravel
-from tile_types.errors import VerificationError
 
 Rule = Callable[[MovementGraph], MovementGraph | None]
 
@@ -47,34 +46,6 @@ def rewrite(graph: MovementGraph, trace: Callable[[str, MovementGraph], None] | 
                 break
         else:
             return graph
-
-
-def verify(graph: MovementGraph) -> None:
-    """Check that every read finds what was written, and that a sync of its level lies between.
-
-    Raises VerificationError: Names the tensor.
-    """
-    written: dict[str, int] = {}
-    for at, step in enumerate(graph.steps):
-        for name in step.inputs:
-            if name not in graph.inputs and name not in written:
-                raise VerificationError(f"step {at} reads %{name}, which nothing has written")
-            if name in written and not _visible(graph, name, written[name], at):
-                raise VerificationError(f"step {at} reads %{name} of the {graph.level(name)} without a sync")
-        if not isinstance(step, Sync):
-            written[step.result] = at
-    for name in graph.outputs:
-        if name not in written and name not in graph.inputs:
-            raise VerificationError(f"the result %{name} is not written")
-
-
-def _visible(graph: MovementGraph, name: str, written: int, read: int) -> bool:
-    """Tell whether a sync lies between a write and a read of what lanes share."""
-    level = LEVELS.index(graph.level(name))
-    if level <= LEVELS.index("lane"):
-        return True
-    between = graph.steps[written + 1 : read]
-    return any(isinstance(step, Sync) and LEVELS.index(step.scope) >= level for step in between)
 
 
 # ---- finding and replacing ---------------------------------------------------------------------------

@@ -31,8 +31,8 @@ ROCM = 10
 TO_DEVICE, TO_HOST = 1, 2
 """hipMemcpyKind."""
 
-HANDLE, FLOAT = 3, 2
-"""DLPack type codes of pointers and floats."""
+FLOAT = 2
+"""DLPack's type code of floats."""
 
 AXES = ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
 DYNAMIC = "tirx.use_dyn_shared_memory"

@@ -12,8 +12,8 @@ from ladder.movement.graph import MovementGraph
 from ladder.movement.instantiate import instantiate
 from ladder.movement.mapping import Mapping
 from ladder.movement.model import traffic
-from ladder.movement.rewrite import rewrite, verify
-from tests.movement_values import run
+from ladder.movement.rewrite import rewrite
+from tests.movement_values import run, verify
 
 UNARY = ("neg", "exp", "silu", "relu", "square", "sigmoid", "gelu", "tanh")
 BINARY = ("add", "sub", "mul", "maximum")

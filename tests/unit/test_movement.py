@@ -15,9 +15,9 @@ from ladder.movement.graph import Move, MovementGraph, Sync
 from ladder.movement.instantiate import instantiate
 from ladder.movement.mapping import Mapping
 from ladder.movement.model import source_slice, traffic
-from ladder.movement.pattern import addresses, apply, unravel
-from ladder.movement.rewrite import rewrite, verify
-from tests.movement_values import run
+from ladder.movement.pattern import addresses, unravel
+from ladder.movement.rewrite import rewrite
+from tests.movement_values import apply, run, verify
 from tile_types.errors import VerificationError
 
 

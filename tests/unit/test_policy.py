@@ -11,6 +11,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
+from schedules import legal
 from schedules.cost import convert_ops, minimum_bytes
 from schedules.cost_model import predict
 from schedules.cpu_policy import TABLE, cpu_candidates, cpu_schedule, proposal, tile_program
@@ -61,6 +62,12 @@ def test_illegal_schedules_say_why(change: dict[str, object], reason: str) -> No
     assert not is_legal(INT4, H200, schedule)
     with pytest.raises(ScheduleError, match=reason):
         check_legal(INT4, H200, schedule)
+
+
+def test_a_pipeline_may_have_one_limited_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(legal._ALLOWED, "wgmma", [("warps", (16,))])
+    with pytest.raises(ScheduleError, match="warps=8 is not one of 16"):
+        check_legal(INT4, H200, LARGE)
 
 
 def test_8_bit_operands_are_scaled_on_the_accumulator() -> None:

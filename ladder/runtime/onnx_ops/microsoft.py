@@ -16,10 +16,6 @@ from ladder.runtime.onnx_ops.recurrent import RECURRENT
 from ladder.runtime.onnx_ops.reductions import REDUCTIONS
 from tile_types.errors import ShapeError
 
-NIBBLE = 15
-"""Largest number of 4 bits."""
-
-
 # products --------------------------------------------------------------------------------------------
 
 
