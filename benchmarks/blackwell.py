@@ -35,7 +35,7 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.scaled import kernel_for, operand_of
-from ladder.simulate.scaled import simulate_scaled
+from ladder.simulate.operator import simulate_scaled
 from schedules.policy import Candidate, rank
 from schedules.scaled import SLAB, ScaledSchedule, predict, schedules
 from schedules.scaled_choice import choose

@@ -197,8 +197,7 @@ class Measured:
         """Add our kernel."""
         import torch
 
-        from ladder.runtime.build import find_or_build
-        from ladder.runtime.compile import load_entry
+        from ladder.runtime.build import find_or_build, load_entry
         from ladder.runtime.model.chains import chain_job
         from targets import get_device
 

@@ -28,8 +28,8 @@ from benchmarks.harness import (
 )
 from ladder.cli.first_kernels import whole_chain
 from ladder.ir import GraphBuilder
-from ladder.runtime.build import find_or_build
-from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.build import find_or_build, load_entry
+from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import chain_job
 from targets import get_device
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from ladder.api.linear import Linear as Linear
     from ladder.api.matmul import Matmul as Matmul
     from ladder.api.model import compile as compile
-    from ladder.api.quantization import quantize as quantize
     from ladder.api.quantization import quantize_tokens as quantize_tokens
     from ladder.api.rules import quantization as quantization
+    from ladder.api.rules import quantize as quantize
     from ladder.api.rules import quantize_ as quantize_
     from ladder.api.superoptimize import superoptimize as superoptimize
     from ladder.formats.checkpoint import Checkpoint as Checkpoint
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from ladder.ir import tensor as tensor
     from ladder.ir.gemm import Gemm as Gemm
     from ladder.runtime.artifact import Artifact as Artifact
-    from ladder.runtime.artifact import load as load
     from ladder.runtime.cache import KernelCache as KernelCache
+    from ladder.runtime.loading import load as load
     from ladder.runtime.model.program import ImportRefused as ImportRefused
     from ladder.runtime.packed import PackedWeight as PackedWeight
     from targets import get_device as get_device
@@ -75,14 +75,15 @@ _HOMES = {
     "ladder.api.linear": ("Linear",),
     "ladder.api.matmul": ("Matmul",),
     "ladder.api.model": ("compile",),
-    "ladder.api.quantization": ("quantize", "quantize_tokens"),
-    "ladder.api.rules": ("quantization", "quantize_"),
+    "ladder.api.quantization": ("quantize_tokens",),
+    "ladder.api.rules": ("quantization", "quantize", "quantize_"),
     "ladder.api.superoptimize": ("superoptimize",),
     "ladder.formats.checkpoint": ("Checkpoint", "load_checkpoint"),
     "ladder.ir": ("compute", "tensor"),
     "ladder.ir.gemm": ("Gemm",),
-    "ladder.runtime.artifact": ("Artifact", "load"),
+    "ladder.runtime.artifact": ("Artifact",),
     "ladder.runtime.cache": ("KernelCache",),
+    "ladder.runtime.loading": ("load",),
     "ladder.runtime.model.program": ("ImportRefused",),
     "ladder.runtime.packed": ("PackedWeight",),
     "targets": ("get_device", "list_devices"),

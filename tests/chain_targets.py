@@ -11,8 +11,8 @@ import torch
 
 from ladder.ir import Graph
 from ladder.lower.chain import emit_chain
-from ladder.runtime.build import find_or_build
-from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.build import find_or_build, load_entry
+from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import chain_job
 from ladder.simulate import simulate_launch
 from ladder.simulate.operator import FAMILIES

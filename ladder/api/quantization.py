@@ -1,4 +1,4 @@
-"""`quantize` for torch users, and clipping: large weights may cost the others of their group too much."""
+"""Quantization of torch tensors, and clipping: large weights may cost the others of their group too much."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 
 from tile_types import TType
 from tile_types.arrays import as_torch
-from tile_types.errors import DTypeError, positive_number
-from tile_types.library import get_type
+from tile_types.errors import positive_number
 from tile_types.quantize import quantize as quantize_values
 
 
@@ -49,38 +48,8 @@ def quantize_tokens(
     return operator.quantize_tokens(x, activation, group_size or 0)
 
 
-def quantize(weight: Any, /, ttype: TType | str | None = None, **options: Any) -> Any:
-    """Quantize a matrix, or a copy of a model; see `tile_types.quantize` for every option.
-
-    Parameters
-    ----------
-    weight
-        Real ``[N, K]``: a torch tensor or parameter on any device, or a numpy array. A
-        ``torch.nn.Module`` is copied and the copy quantized by rule, see `quantize_`.
-    ttype
-        Type or its name, e.g. ``"int4"``, ``"nf4"``, ``"mxfp4"``.
-    **options
-        ``group_size``, ``block``, ``scale_type``, ``zero``, ``scaling``, ``granularity``.
-
-    Returns
-    -------
-    `QuantizedTensor` in canonical packing, where ``weight`` lives; of a model: the quantized copy.
-
-    Raises
-    ------
-    LadderError
-        A subclass says what is wrong: an unknown type (the nearest name is suggested), a group
-        size that cannot be, NaN or infinity (with its position).
-    """
-    if hasattr(weight, "named_modules"):
-        from copy import deepcopy
-
-        from ladder.api.rules import quantize_
-
-        named = {} if ttype is None else {"weight": get_type(ttype).name}
-        return quantize_(deepcopy(weight), **(options | named))
-    if ttype is None:
-        raise DTypeError("quantize(weight, ttype): a matrix needs the type to quantize to")
+def quantize(weight: Any, /, ttype: TType | str, **options: Any) -> Any:
+    """Quantize a matrix; `ladder.quantize` describes the arguments."""
     return quantize_values(weight.detach() if hasattr(weight, "detach") else weight, ttype, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from inspect import signature
@@ -19,9 +20,10 @@ from ladder.api.conv import Conv, refusal
 from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
 from ladder.api.linear_modules import is_linear
+from ladder.api.quantization import quantize as quantize_matrix
 from ladder.api.stacked_experts import held, holder, install, is_experts, quantized_layers, stacks
 from ladder.ir.gemm import Gemm
-from tile_types import quantize
+from tile_types import TType, get_type
 from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind, unknown_name
 
 Filter = Callable[[str, torch.nn.Module], bool]
@@ -107,6 +109,37 @@ def quantization(model: torch.nn.Module) -> Report:
     if found is None:
         raise LadderError("this model was not quantized here: call ladder.quantize_(model, ...) first")
     return found
+
+
+def quantize(weight: Any, /, ttype: TType | str | None = None, **options: Any) -> Any:
+    """Quantize a matrix, or a copy of a model; see `tile_types.quantize` for every option.
+
+    Parameters
+    ----------
+    weight
+        Real ``[N, K]``: a torch tensor or parameter on any device, or a numpy array. A
+        ``torch.nn.Module`` is copied and the copy quantized by rule, see `quantize_`.
+    ttype
+        Type or its name, e.g. ``"int4"``, ``"nf4"``, ``"mxfp4"``.
+    **options
+        ``group_size``, ``block``, ``scale_type``, ``zero``, ``scaling``, ``granularity``.
+
+    Returns
+    -------
+    `QuantizedTensor` in canonical packing, where ``weight`` lives; of a model: the quantized copy.
+
+    Raises
+    ------
+    LadderError
+        A subclass says what is wrong: an unknown type (the nearest name is suggested), a group
+        size that cannot be, NaN or infinity (with its position).
+    """
+    if hasattr(weight, "named_modules"):
+        named = {} if ttype is None else {"weight": get_type(ttype).name}
+        return quantize_(deepcopy(weight), **(options | named))
+    if ttype is None:
+        raise DTypeError("quantize(weight, ttype): a matrix needs the type to quantize to")
+    return quantize_matrix(weight, ttype, **options)
 
 
 def quantize_(

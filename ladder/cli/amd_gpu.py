@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ladder.cli.comparison import checked
 from ladder.cli.measure import ceiling, copies_for
 from ladder.runtime import hip
-from tile_types.errors import LadderError
 
 if TYPE_CHECKING:
     import torch
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
 ROUNDS = 20
 """Launches per copy of the weight that are timed together."""
-
-
-def why_not() -> str:
-    """Return why the HIP runtime cannot be used; empty if it can."""
-    try:
-        hip.runtime()
-    except LadderError as error:
-        return str(error)
-    return ""
 
 
 class HostLaunch:
@@ -86,7 +77,7 @@ def multiply(
 
     Raises DeviceError if the runtime refuses anything; in its words.
     """
-    from ladder.runtime.compile import load_entry
+    from ladder.runtime.build import load_entry
     from ladder.runtime.kernel import CompiledGemm
     from ladder.runtime.packed import own_order
 
@@ -109,8 +100,6 @@ def with_run(
     timed: bool,
 ) -> GemmReport:
     """Add what a run on the GPU gives: its error against float64, its time, its share of the roofline."""
-    from ladder.cli.gemm import checked
-
     device: TileDevice = lowered.request.target
     copies = copies_for(packed.nbytes, device) if timed and len(operands.x) else 0
     result, microseconds = multiply(lowered, operands, packed, copies)

@@ -13,6 +13,7 @@ import torch
 from ladder.api.experts import GroupedMatmul
 from ladder.api.lowered import Lowered
 from ladder.cli.check import SimulatedCheck, small_shape
+from ladder.cli.comparison import compared, compiled_report
 from ladder.cli.console import Progress, silent
 from ladder.cli.operands import Operands, activations, cancellation, make_weight
 from ladder.cli.problem import Problem, why_not_here
@@ -66,8 +67,6 @@ def run_experts(problem: Problem, *, check: bool = True, step: Progress = silent
 
     Raises LadderError if the problem cannot be, or a compiler is missing or fails.
     """
-    from ladder.cli.gemm import compared, compiled_report
-
     if not problem.device.is_gpu:
         raise ParseError("a launch of several experts' products is a kernel of GPUs: name one as --target")
     step(f"compiling for {problem.device.name}")

@@ -24,8 +24,7 @@ from ladder.ir.attention import CODES, Attention
 from ladder.ir.graph import Graph
 from ladder.ir.rounding import BOUNDS
 from ladder.rewrite import simplify
-from ladder.runtime.build import Kernel, find_or_build
-from ladder.runtime.compile import load_entry
+from ladder.runtime.build import Kernel, find_or_build, load_entry
 from ladder.runtime.model.attention import arguments, job_of
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.operator import attend

@@ -6,24 +6,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
 from ladder.api.lowered import Lowered
 from ladder.api.matmul import Matmul
+from ladder.cli.amd_gpu import with_run
+from ladder.cli.check import simulated_check, token_check
+from ladder.cli.comparison import checked, compiled_report
 from ladder.cli.console import Progress, silent
+from ladder.cli.experts import run_experts
 from ladder.cli.measure import Call, ceiling, copies_for, side_by_side
-from ladder.cli.operands import Operands, cancellation, make_operands
+from ladder.cli.operands import Operands, make_operands
 from ladder.cli.problem import Problem, why_not_here
 from ladder.cli.report import GemmReport
-from ladder.ir import gemm_reference
 from ladder.ir.gemm import Gemm
-from ladder.ir.rounding import largest_error
 from ladder.runtime.packed import PackedWeight
-from ladder.simulate.operator import explained, relative_error
-from ladder.simulate.values import NUMPY
-from schedules.cost import minimum_bytes
 from targets import TileDevice
 from tile_types import QuantizedTensor
 from tile_types.arrays import torch_dtype
@@ -99,8 +97,6 @@ def run_gemm(
     if problem.masked and not problem.experts:
         raise ParseError("--masked says how the tokens of experts lie: give --experts too")
     if problem.experts:
-        from ladder.cli.experts import run_experts
-
         return run_experts(problem, check=check, step=step)
     step(f"compiling for {problem.device.name}")
     operator, reason = problem.operator(), why_not_here(problem.device)
@@ -117,8 +113,6 @@ def run_gemm(
     step("drawing and packing operands")
     operands = make_operands(problem, operator.gemm)
     if problem.device.kind == "rocm":
-        from ladder.cli.amd_gpu import with_run
-
         step("running on the GPU")
         packed = operator.pack(operands.weight)
         return with_run(report, lowered, operands, packed, check=check, timed=timed)
@@ -133,40 +127,10 @@ def run_gemm(
     return report
 
 
-def compiled_report(problem: Problem, lowered: Lowered, start: float) -> GemmReport:
-    """Compile for the target, which began at ``start``, and report what is known without running."""
-    gemm = lowered.request.gemm
-    kernels = lowered.kernels
-    seconds = time.perf_counter() - start
-    return GemmReport(
-        target=problem.device.name,
-        m=problem.m,
-        n=problem.n,
-        k=problem.k,
-        weight=problem.ttype.name,
-        activation=gemm.activation,
-        output=gemm.output,
-        group_size=gemm.group_size,
-        zero=gemm.zero,
-        bias=gemm.bias,
-        epilogue=gemm.epilogue,
-        seed=problem.seed,
-        kernel=lowered.kernel(problem.m).entry,
-        schedule=str(lowered.plan.schedule_for(problem.m)),
-        compile_s=round(seconds, 3),
-        from_cache=all(kernel.from_cache for kernel in kernels),
-        bytes=minimum_bytes(gemm, problem.m),
-        flops=2 * problem.m * problem.n * problem.k,
-        tolerance=largest_error(gemm),
-    )
-
-
 def with_evidence(
     report: GemmReport, problem: Problem, lowered: Lowered, simulated: bool = True
 ) -> GemmReport:
     """Add what the code of the kernel says, and if asked what it does on the simulator with any rows."""
-    from ladder.cli.check import simulated_check, token_check
-
     report = replace(report, evidence=lowered.evidence(max(problem.m, 1)))
     if not problem.m or not simulated:
         return report
@@ -183,24 +147,6 @@ def with_evidence(
 def multiply(operator: Matmul, operands: Operands, packed: PackedWeight) -> torch.Tensor:
     """Run the kernel once."""
     return operator(operands.x, packed, bias=operands.bias, token_scale=operands.token_scale)
-
-
-def checked(report: GemmReport, operands: Operands, gemm: Gemm, result: torch.Tensor) -> GemmReport:
-    """Compare a result with float64 on the decoded weights."""
-    exact = gemm_reference(gemm, operands.x, operands.weight, operands.bias, operands.token_scale)
-    return compared(report, result.double().cpu().numpy(), exact, cancellation([operands], exact))
-
-
-def compared(report: GemmReport, found: Any, exact: Any, cancelled: float) -> GemmReport:
-    """Add the error of results, and whether it is more than rounding explains.
-
-    cancelled: `cancellation` of what was multiplied.
-    """
-    tolerance = explained(exact, NUMPY[report.output], report.tolerance * cancelled)
-    error = relative_error(found, exact)
-    # A NaN fails too: it is within nothing.
-    passed = report.passed is not False and error <= tolerance
-    return replace(report, relative_error=error, tolerance=tolerance, passed=passed)
 
 
 def clocked(

@@ -204,7 +204,7 @@ def _open_shape(name: str, info: Any) -> tuple[Extent, ...] | None:
 
 
 def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Progress) -> ModelReport:
-    from ladder.runtime.artifact import load
+    from ladder.runtime.loading import load
     from ladder.runtime.model.whole import WholeModel
 
     model = load(path)

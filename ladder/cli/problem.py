@@ -10,10 +10,11 @@ import torch
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.ir.gemm import Gemm
+from ladder.runtime import hip
 from ladder.runtime.compile import Request
 from targets import TileDevice, get_device, host_cpu, rocm_architectures, visible_gpus
 from tile_types import TType, get_type
-from tile_types.errors import ConversionError
+from tile_types.errors import ConversionError, LadderError
 
 DEFAULT_GROUP = 128
 SIXTEEN_BIT = ("bfloat16", "float16")
@@ -125,10 +126,16 @@ def why_not_here(device: TileDevice) -> str:
     if device.row not in {name.partition(":")[0] for name in shown}:
         return f"no {device.name} GPU is visible here (visible: {', '.join(shown) or 'none'})"
     if device.kind == "rocm":
-        from ladder.cli.amd_gpu import why_not
-
-        return why_not()
+        return _why_hip_cannot()
     return _why_torch_cannot()
+
+
+def _why_hip_cannot() -> str:
+    try:
+        hip.runtime()
+    except LadderError as error:
+        return str(error)
+    return ""
 
 
 def _why_torch_cannot() -> str:

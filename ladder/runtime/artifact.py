@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     import torch
 
     from ladder.ir.gemm import Gemm
-    from ladder.runtime.model.whole import WholeModel
-    from ladder.runtime.signing import PrivateKey, PublicKey
+    from ladder.runtime.signing import PrivateKey
     from targets import TileDevice
     from tile_types.quantized import QuantizedTensor
 
@@ -160,54 +159,35 @@ def write_archive(
     return archive.write(path, manifest, members, sign)
 
 
-def load(
-    path: str | os.PathLike[str], device: torch.device | str | None = None, *, verify: PublicKey | None = None
-) -> Artifact | WholeModel:
-    """Load an exported operator or model. Needs TVM's runtime library, no compiler.
+def check_header(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Check what the manifests of operators and models have alike.
 
-    A file holds machine code, which runs: load only what you trust, or give the key of whom you trust.
-
-    Parameters
-    ----------
-    path
-        The file.
-    device
-        Where to put the exported weights: by default the CPU or the current GPU.
-    verify
-        The Ed25519 key that must have signed the file, see `ladder.runtime.signing`.
-
-    Returns
-    -------
-    What to call as the operator or the model.
-
-    Raises
-    ------
-    ArtifactError
-        If the file is truncated or changed, not signed by ``verify``, of another version, or for another
-        device.
-    MissingToolError
-        If the runtime library is not installed; to verify, if ``cryptography`` is not.
+    Raises ArtifactError if the file is of another version or for another device.
+    Raises TypeValuesError if types of its weights have other values here.
     """
-    source = path_of(path, "the file")
-    manifest, members = archive.read(source, verify)
-    _check_version(source, manifest)
-    with reading(source, MANIFEST):
+    _check_version(path, manifest)
+    with reading(path, MANIFEST):
         require(manifest, HEADER, "manifest")
     try:
         require_values(manifest.get(VALUES))
     except TypeValuesError as error:
-        raise TypeValuesError(f"{source}: {error}") from error
-    check_device(source, manifest)
-    if manifest.get("kind") == "model":
-        from ladder.runtime.model.saved import load_model
+        raise TypeValuesError(f"{path}: {error}") from error
+    check_device(path, manifest)
 
-        return load_model(source, manifest, members, device)
-    with reading(source, MANIFEST):
+
+def load_operator(
+    path: Path, manifest: Mapping[str, Any], members: Mapping[str, bytes], device: Any = None
+) -> Artifact:
+    """Return the operator of an archive whose members are verified.
+
+    Raises ArtifactError if it does not fit this version of Ladder.
+    """
+    with reading(path, MANIFEST):
         require(manifest, OPERATOR, "manifest")
         kernel = _operator(manifest, members)
     packed = None
     if WEIGHTS in members:
-        with reading(source, WEIGHTS):
+        with reading(path, WEIGHTS):
             packed = PackedWeight.from_bytes(members[WEIGHTS], device or manifest["family"])
             if packed.layout != kernel.layout:
                 refuse_layout(packed.layout, kernel.layout)

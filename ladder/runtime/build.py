@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import logging
 import os
 import resource
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder import faults, knobs
+from ladder.runtime import library
 from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key, file_digest
 from ladder.runtime.cores import usable_cores
 from ladder.runtime.spills import least_spilling, spilled
@@ -68,12 +70,29 @@ class Kernel:
 _kernels: dict[str, Kernel] = {}
 _in_place_of: dict[str, Kernel] = {}
 """Key of a job whose kernel spills -> what is taken."""
+_entries: dict[str, Any] = {}
+"""Path of a library -> its loaded entry."""
 
 
 def forget_kernels() -> None:
     """Drop the memory of what was found or built."""
-    _kernels.clear()
-    _in_place_of.clear()
+    for memory in (_kernels, _in_place_of, _entries):
+        memory.clear()
+
+
+def load_entry(kernel: Kernel, family: str) -> Any:
+    """Return the entry of a kernel library, loading each library once.
+
+    Raises CacheError if the library is no longer what it was when it was found or built.
+    """
+    path = str(kernel.library)
+    if path not in _entries:
+        data = kernel.library.read_bytes()
+        if hashlib.sha256(data).hexdigest() != kernel.manifest.get(DIGEST):
+            raise CacheError(f"{path} was changed since it was found; run `ladder cache clear`")
+        module = library.load_library(data, kernel.library.name, family)
+        _entries[path] = library.entry_of(module, kernel.entry, family)
+    return _entries[path]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Only a miss of both caches imports the compiler.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ladder import knobs
 from ladder.forks import renewed
 from ladder.installation import cache_root
 from ladder.ir.gemm import Gemm
-from ladder.runtime import library
-from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels
-from ladder.runtime.cache import DIGEST, Identity, KernelCache, cache_key
+from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels, load_entry
+from ladder.runtime.cache import Identity, KernelCache, cache_key
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import gemm_from_dict, own_order
 from ladder.runtime.spills import least_spilling, warn_of_spills
@@ -143,7 +141,6 @@ def runs_code_of(here: str, device: str) -> bool:
 
 
 _compiled: dict[tuple[str, torch.device | None], CompiledGemm] = {}
-_functions: dict[str, Any] = {}
 _lock = renewed(threading.RLock())
 
 
@@ -164,7 +161,7 @@ def compiled(text: str, where: torch.device | None = None) -> CompiledGemm:
 def forget() -> None:
     """Drop every loaded operator, so that the next use looks on disk again."""
     with _lock:
-        for memory in (_compiled, _functions, _spilling):
+        for memory in (_compiled, _spilling):
             memory.clear()
         forget_kernels()
 
@@ -187,21 +184,6 @@ def _load(request: Request, where: torch.device | None) -> CompiledGemm:
         [kernel.entry for kernel in kernels],
         own_order(request.gemm, request.target),
     )
-
-
-def load_entry(kernel: Kernel, family: str) -> Any:
-    """Return the entry of a kernel library, loading each library once.
-
-    Raises CacheError if the library is no longer what it was when it was found or built.
-    """
-    path = str(kernel.library)
-    if path not in _functions:
-        data = kernel.library.read_bytes()
-        if hashlib.sha256(data).hexdigest() != kernel.manifest.get(DIGEST):
-            raise CacheError(f"{path} was changed since it was found; run `ladder cache clear`")
-        module = library.load_library(data, kernel.library.name, family)
-        _functions[path] = library.entry_of(module, kernel.entry, family)
-    return _functions[path]
 
 
 def family_of(device: TileDevice) -> str:

@@ -14,8 +14,8 @@ from ladder.ir.parser import parse as parse_graph
 from ladder.ir.printer import print_graph
 from ladder.lower.blocks import BlockSchedule, emitter_for
 from ladder.lower.blocks.analysis import gemm_of
-from ladder.runtime.build import Job, Kernel, find_or_build, function_job
-from ladder.runtime.compile import family_of, load_entry, runs_code_of, target_of
+from ladder.runtime.build import Job, Kernel, find_or_build, function_job, load_entry
+from ladder.runtime.compile import family_of, runs_code_of, target_of
 from ladder.runtime.packed import PackedWeight, layout_of, own_order, pack
 from ladder.runtime.threads import keep_apart
 from tile_types.arrays import torch_dtype

@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from ladder import faults
-from ladder.runtime.build import Job, find_or_build, function_job
-from ladder.runtime.compile import load_entry
+from ladder.runtime.build import Job, find_or_build, function_job, load_entry
 from targets import TileDevice, host_cpu
 from tile_types.errors import MissingToolError
 

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.scaled import FORMATS, ScaledGemm
-from ladder.runtime.build import Kernel, find_or_build, function_job
-from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.build import Kernel, find_or_build, function_job, load_entry
+from ladder.runtime.compile import target_of
 from ladder.runtime.spills import least_spilling, warn_of_spills
 from schedules.scaled import place_scales
 from schedules.scaled_choice import AnyScaled, ranked

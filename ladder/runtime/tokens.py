@@ -8,8 +8,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
-from ladder.runtime.build import Job, Kernel, find_or_build, function_job
-from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.build import Job, Kernel, find_or_build, function_job, load_entry
+from ladder.runtime.compile import target_of
 from ladder.runtime.kernel import ALIGNMENT, rows_at_once
 from ladder.runtime.spills import warn_of_spills
 from ladder.runtime.threads import keep_apart

@@ -10,8 +10,9 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ladder.simulate.extents import SimulationError
 from ladder.simulate.findings import KINDS, Finding
-from ladder.simulate.launch import SimulationError, SimulationResult, simulate_launch
+from ladder.simulate.launch import SimulationResult, simulate_launch
 from ladder.simulate.translate import UnknownCallError
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ import numpy as np
 from ladder.lower.passes import as_generated
 from ladder.simulate.banks import Conflicts
 from ladder.simulate.cohort import Cohort
+from ladder.simulate.extents import SimulationError, bind_extents
 from ladder.simulate.findings import Finding, Log
 from ladder.simulate.hardware import Hardware
 from ladder.simulate.machine import ORDERS, Machine
@@ -20,9 +21,9 @@ from ladder.simulate.memory import Memory, Tensor
 from ladder.simulate.order import Agents
 from ladder.simulate.program import flatten
 from ladder.simulate.translate import Calls, Translator
-from ladder.simulate.values import NUMPY, Array
+from ladder.simulate.values import Array
 from targets import get_device
-from tile_types.errors import LadderError, unknown_name
+from tile_types.errors import unknown_name
 
 BATCH_WARPS = 96
 """Warps that are simulated together: enough to share numpy's cost per statement, few enough for memory."""
@@ -34,10 +35,6 @@ STAGES = {
     "code": "machine code, of AMD GPUs of the GFX9 generation only",
 }
 """Stages of a kernel that can be executed."""
-
-
-class SimulationError(LadderError):
-    """A launch that cannot be simulated as asked."""
 
 
 @dataclass(frozen=True)
@@ -152,40 +149,6 @@ def _on_code(
     counts = sum((report.counts for report in reports), Counter[str]())
     results = tuple(array for array in chosen if not isinstance(array, int))
     return SimulationResult(results, found, {}, (), counts=dict(counts))
-
-
-def bind_extents(function: Any, arrays: Sequence[Array | int]) -> dict[Any, int]:
-    """Return the extents that arrays give to the symbols of a function's buffers, and its integers."""
-    if len(arrays) != len(function.params):
-        raise SimulationError(f"the kernel takes {len(function.params)} arrays, got {len(arrays)}")
-    values: dict[Any, int] = {}
-    for position, (buffer, array) in enumerate(zip(function.params, arrays, strict=True)):
-        if isinstance(array, int):
-            values[buffer] = array
-            continue
-        if len(buffer.shape) != array.ndim:
-            raise SimulationError(f"argument {position} has {len(buffer.shape)} axes, got {array.shape}")
-        if array.dtype != NUMPY[str(buffer.dtype)]:
-            raise SimulationError(f"argument {position} is {array.dtype} where {buffer.dtype} is expected")
-        for extent, size in zip(buffer.shape, array.shape, strict=True):
-            known = (
-                values.setdefault(extent, size) if type(extent).__name__ == "Var" else _bound(extent, values)
-            )
-            if known != size:
-                raise SimulationError(f"argument {position}: extent {size} where {known} is expected")
-    return values
-
-
-def _bound(extent: Any, values: dict[Any, int]) -> int:
-    """Return a buffer's extent, an expression of integers that the kernel takes before."""
-    from tvm import tirx
-    from tvm.sym import Analyzer
-
-    analyzer = Analyzer()
-    for variable, value in values.items():
-        if type(variable).__name__ == "Var":
-            analyzer.bind(variable, tirx.IntImm("int32", value))
-    return int(analyzer.simplify(extent))
 
 
 class _LaunchRun:

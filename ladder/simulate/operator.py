@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from ladder.ir.rounding import largest_error
+from ladder.ir.rounding import BOUNDS, largest_error
 from ladder.lower.gpu.arguments import tir_name
 from ladder.simulate.findings import Finding
 from ladder.simulate.launch import SimulationResult, simulate_launch
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ladder.runtime.kernel import CompiledGemm
     from ladder.runtime.packed import PackedWeight
     from ladder.runtime.scaled import ScaledOperand
+    from tile_types import QuantizedTensor
 
 
 USUAL_ROUNDING = math.sqrt(3 / 8 / math.log(2) / 12)
@@ -134,7 +135,6 @@ def simulate(
     """
     from ladder.api.lowered import Lowered
     from ladder.runtime.packed import PackedWeight
-    from ladder.simulate.scaled import simulate_scaled
 
     lowered = op.lower(target) if hasattr(op, "lower") else op
     options = {"order": order, "seed": seed, "blocks": blocks, "stage": stage}
@@ -145,6 +145,50 @@ def simulate(
     launch.run(x, packed.to("cpu"), given, ranges, token_scale)
     assert launch.result is not None
     return _compared(launch.result, launch.owned, expected, launch.gemm, cancellation)
+
+
+def simulate_scaled(
+    lowered: ScaledLowered | Lowered,
+    x: torch.Tensor | QuantizedTensor,
+    packed: ScaledOperand | PackedWeight,
+    bias: torch.Tensor | None,
+    expected: Any,
+    cancellation: float,
+    options: Mapping[str, Any],
+) -> SimulationResult:
+    """Execute the kernel that would multiply x, see `ladder.simulate`.
+
+    ``expected`` is the product of the quantized x.
+    """
+    import torch
+
+    from ladder.api.scaled import ScaledLowered, ScaledMatmul
+    from ladder.lower.build import SCALED, resolve
+    from ladder.lower.tvm_lock import tvm_lock
+    from ladder.runtime.scaled import ScaledOperand, arguments, check_operands
+
+    if not isinstance(lowered, ScaledLowered) or not isinstance(packed, ScaledOperand):
+        raise ShapeError(f"a weight packed as {type(packed).__name__} is none of {type(lowered).__name__}")
+    form = lowered.form
+    if isinstance(x, torch.Tensor) and x.device.type != "cpu":
+        raise DeviceError(f"the simulator reads tensors on the CPU, x is on {x.device}")
+    operator = ScaledMatmul(form.n, form.k, form.weight, form.activation, output=form.output, bias=form.bias)
+    operand, weight = operator.operand(x), packed.to("cpu")
+    if not operand.shape[0]:
+        raise ShapeError(f"x has no rows: {tuple(x.shape)}")
+    check_operands(form, operand, weight, bias)
+    y = torch.empty((operand.shape[0], form.n), dtype=torch_dtype(form.output))
+    arrays = [numpy_of(array) for array in arguments(operand, weight, bias, y)]
+    names = ("x", "x_scales", "w", "w_scales", "factor", *(["bias"] if form.bias else []), "y")
+    with tvm_lock():
+        emit = resolve(SCALED, "target kind", lowered.device.kind)
+        function = emit(form, lowered.device, lowered.schedule(operand.shape[0]), "simulated")
+    calls = FAMILIES[lowered.device.kind](lowered.device.arch)
+    result = simulate_launch(function, arrays, names=names, calls=calls, **options)
+    if expected is None:
+        return result
+    exact = np.asarray(expected, np.float64).reshape(result.y.shape)
+    return judged(result, exact, BOUNDS[form.output] * cancellation)
 
 
 class _Entry:

@@ -218,7 +218,7 @@ def test_gemm_without_check_says_nothing_of_the_error(ladder: Command) -> None:
 
 def test_failed_check_is_code_1(ladder: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "ladder.cli.gemm.gemm_reference", lambda gemm, x, *rest: np.ones((x.shape[0], gemm.n))
+        "ladder.cli.comparison.gemm_reference", lambda gemm, x, *rest: np.ones((x.shape[0], gemm.n))
     )
     done = ladder("gemm", *SMALL)
     assert done.code == FAILED

@@ -20,8 +20,8 @@ from ladder.lower.build import derive_stage
 from ladder.lower.chain import emit_chain
 from ladder.partition import partition
 from ladder.rewrite import simplify
-from ladder.runtime.build import find_or_build
-from ladder.runtime.compile import load_entry, target_of
+from ladder.runtime.build import find_or_build, load_entry
+from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import chain_job
 from ladder.runtime.tokens import quantize_tokens
 from targets import get_device, host_cpu

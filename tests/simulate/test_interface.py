@@ -16,7 +16,8 @@ from ladder.cli.problem import Problem as GemmProblem
 from ladder.ir.rounding import BOUNDS
 from ladder.simulate import UnknownCallError, simulate_launch
 from ladder.simulate.banks import Banks
-from ladder.simulate.launch import SimulationError, SimulationResult
+from ladder.simulate.extents import SimulationError
+from ladder.simulate.launch import SimulationResult
 from ladder.simulate.operator import judged
 from ladder.simulate.values import NUMPY
 

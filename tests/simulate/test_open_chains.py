@@ -18,8 +18,7 @@ from ladder.lower.chain import emit_chain
 from ladder.lower.chain.scatter import size_names
 from ladder.movement.choose import ranked
 from ladder.partition.rows import row_axes
-from ladder.runtime.build import find_or_build
-from ladder.runtime.compile import load_entry
+from ladder.runtime.build import find_or_build, load_entry
 from ladder.runtime.model.chains import chain_job
 from ladder.simulate import simulate_launch
 from ladder.simulate.amd import calls_for

@@ -16,6 +16,7 @@ from ladder.installation import ladder_version, tvm_version
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import entry_name
 from ladder.runtime import archive, artifact, signing
+from ladder.runtime.loading import load
 from ladder.runtime.packed import PackedWeight
 from schedules.cpu_policy import cpu_schedule
 from schedules.schedule import Plan
@@ -40,7 +41,7 @@ def test_truncated_file(tmp_path: Path) -> None:
     for length in (0, 10, len(data) // 2, len(data) - 5):
         path.write_bytes(data[:length])
         with pytest.raises(ArtifactError, match=r"a\.ladder is truncated or no Ladder artefact"):
-            artifact.load(path)
+            load(path)
 
 
 def test_changed_member(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_changed_member(tmp_path: Path) -> None:
     data = path.read_bytes().replace(b"not a library", b"not 1 library")
     path.write_bytes(data)
     with pytest.raises(ArtifactError):
-        artifact.load(path)
+        load(path)
 
 
 def test_member_that_does_not_match_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +58,7 @@ def test_member_that_does_not_match_its_digest(tmp_path: Path, monkeypatch: pyte
         patch.setattr(archive, "_digest", lambda data: "0" * 64 if data == b"other" else digest(data))
         path = write(tmp_path / "a.ladder", {"f.so": b"other"})
     with pytest.raises(ArtifactError, match=r"f\.so does not match its digest"):
-        artifact.load(path)
+        load(path)
 
 
 def digest(data: bytes) -> str:
@@ -127,7 +128,7 @@ def test_compressed_archives_are_refused_unread(tmp_path: Path) -> None:
         bomb.writestr("manifest.json", json.dumps({"format": 2, "members": {}}))
         bomb.writestr("stored.safetensors", bytes(1 << 26))
     with pytest.raises(ArtifactError, match=r"manifest\.json"):
-        artifact.load(path)
+        load(path)
 
 
 def test_deep_and_repeated_json_is_one_error(tmp_path: Path) -> None:
@@ -199,28 +200,28 @@ def test_signatures(tmp_path: Path) -> None:
 def test_other_version_or_device(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
     path = write(tmp_path / "a.ladder", **changes)
     with pytest.raises(ArtifactError) as caught:
-        artifact.load(path)
+        load(path)
     assert all(word in str(caught.value) for word in [str(path), *words])
 
 
 def test_other_files(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="does not exist"):
-        artifact.load(tmp_path / "missing")
+        load(tmp_path / "missing")
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ArtifactError, match="no Ladder artefact"):
-        artifact.load(tmp_path / "text")
+        load(tmp_path / "text")
     with zipfile.ZipFile(tmp_path / "zip", "w") as other:
         other.writestr("manifest.json", "[]")
     with pytest.raises(ArtifactError, match="another Ladder's"):
-        artifact.load(tmp_path / "zip")
+        load(tmp_path / "zip")
     path = archive.write(tmp_path / "later", {"format": 99}, {})
     with pytest.raises(ArtifactError, match="format 99"):
-        artifact.load(path)
+        load(path)
 
 
 def test_a_library_that_does_not_load_is_an_artefact_error(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot load"):
-        artifact.load(write(tmp_path / "a.ladder"))
+        load(write(tmp_path / "a.ladder"))
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,8 @@ from ladder import knobs
 from ladder.installation import installed_version
 from ladder.ir.gemm import Gemm
 from ladder.runtime import build, cache
-from ladder.runtime.build import Job, Kernel, find_or_build
+from ladder.runtime.build import Job, Kernel, find_or_build, load_entry
 from ladder.runtime.cache import Identity, KernelCache, cache_key
-from ladder.runtime.compile import load_entry
 from schedules.schedule import GpuSchedule
 from targets import get_device
 from targets.cpu import cpu_device

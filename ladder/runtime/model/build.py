@@ -17,7 +17,7 @@ from ladder.ir.graph import Graph
 from ladder.partition import Subgraph
 from ladder.partition.convolutions import plain_problem
 from ladder.partition.subgraphs import CALLS, COUNTING
-from ladder.runtime.build import Job, Kernel, all_built, attempt
+from ladder.runtime.build import Job, Kernel, all_built, attempt, load_entry
 from ladder.runtime.compile import (
     ANY_M,
     Request,
@@ -25,7 +25,6 @@ from ladder.runtime.compile import (
     candidate_for,
     family_of,
     jobs_of,
-    load_entry,
     obtain,
     request_for,
     target_of,

@@ -14,10 +14,10 @@ from ladder.simulate.amd import calls_for
 from ladder.simulate.amd.mfma import Core
 from ladder.simulate.amd.wmma import CORES, HalfCore
 from ladder.simulate.expressions import GlobalBuffer
+from ladder.simulate.extents import bind_extents
 from ladder.simulate.gcn import rdna
 from ladder.simulate.gcn.launch import Report, run
 from ladder.simulate.gcn.listing import GcnError, Listing, encoded_bytes, parse_listing
-from ladder.simulate.launch import bind_extents
 from ladder.simulate.memory import Tensor
 from ladder.simulate.program import Node, Plain
 from ladder.simulate.translate import Translator

@@ -73,7 +73,8 @@ def _ran(one: Measured) -> tuple[str, np.ndarray]:
     import torch
     from problems import problem_of
 
-    from ladder.runtime.compile import ANY_M, Request, load_entry, obtain
+    from ladder.runtime.build import load_entry
+    from ladder.runtime.compile import ANY_M, Request, obtain
     from schedules.legal import is_legal
     from schedules.policy import best_schedule
     from schedules.schedule import Plan
