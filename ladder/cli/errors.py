@@ -1,4 +1,4 @@
-"""How commands end that raise. Their errors' package loads numpy, so help does without this module."""
+"""Messages and exit codes of commands that raise. It loads numpy, so ``--help`` does not import it."""
 
 from __future__ import annotations
 

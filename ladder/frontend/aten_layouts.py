@@ -1,4 +1,4 @@
-"""Results that torch's references say to lie otherwise than its kernels lay them."""
+"""Results whose strides torch's reference implementations state differently from its kernels."""
 
 from __future__ import annotations
 

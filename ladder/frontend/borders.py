@@ -1,4 +1,4 @@
-"""Elements of a tensor turned around; borders made of its own elements, and ONNX's Pad by them."""
+"""Flips along axes, padding by a tensor's own elements (reflected, repeated), and ONNX's Pad by these."""
 
 from __future__ import annotations
 

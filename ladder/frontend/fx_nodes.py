@@ -73,22 +73,22 @@ STRIDED: tuple[Any, ...] = tuple(
 
 LAID_OUT = "ladder.laid_out.default"
 RELAID = dict.fromkeys(("aten.view.default", "aten._unsafe_view.default"), "aten.reshape.default")
-"""Views that ask how a tensor lies, which a plan may change -> what copies where it must."""
+"""Views that depend on strides, which a plan may change -> the operator that copies where it has to."""
 
 ASKING = tuple(
     f"aten.{name}" for name in ("view.dtype", "view_as_complex.default", "_scaled_mm", "_grouped_mm")
 )
-"""How the names of operators begin that refuse operands which do not lie as they ask."""
+"""Prefixes of the names of operators that refuse operands of other strides than they need."""
 
 OURS = "ladder."
 KNOWN = ("aten.", OURS, "_c10d_functional.")
-"""Whose operators look at how their operands lie."""
+"""Prefixes of the names of operators that take operands of any strides, but for those above."""
 
 
 def depends_on_strides(node: torch.fx.Node) -> bool:
-    """Tell whether what a call gives may depend on how its operands lie.
+    """Tell whether the results of a call may depend on the strides of its operands.
 
-    Random numbers come in that order, and what is registered by others may read memory as it was traced.
+    Random numbers are drawn in the order of memory, and operators of others may read memory as it was traced.
     """
     name = str(node.target)
     if name.startswith(OURS):
@@ -97,9 +97,9 @@ def depends_on_strides(node: torch.fx.Node) -> bool:
 
 
 def may_turn(graph: GraphBuilder, value: str, strided: Container[str]) -> bool:
-    """Tell whether rewriting may let a value lie otherwise, as what is computed of convolutions.
+    """Tell whether rewriting may change the strides of a value, as it does for results of convolutions.
 
-    strided: Inputs that are `out_of_order`; what equals such an input may lie as it does.
+    strided: Inputs that are `out_of_order`; a value that equals such an input may have its strides.
     """
     waiting, met = [value], set()
     while waiting:
@@ -113,7 +113,7 @@ def may_turn(graph: GraphBuilder, value: str, strided: Container[str]) -> bool:
 
 
 def out_of_order(inputs: Iterable[torch.fx.Node], names: Mapping[torch.fx.Node, str]) -> set[str]:
-    """Return the names of the inputs that are tensors and do not lie densely in the order of their axes."""
+    """Return the names of the input tensors that are not contiguous."""
     found = ((one, one.meta["val"]) for one in inputs)
     return {
         names[one] for one, value in found if isinstance(value, torch.Tensor) and not value.is_contiguous()
@@ -121,7 +121,7 @@ def out_of_order(inputs: Iterable[torch.fx.Node], names: Mapping[torch.fx.Node, 
 
 
 def shows_copy(node: torch.fx.Node) -> bool:
-    """Tell whether a value lies in a copy that lies otherwise: plans drop copies on which calls may rely."""
+    """Tell whether a value is a copy with other strides: plans drop copies, and calls may rely on them."""
     while str(node.target) in MOVES or str(node.target) in ("aten.unsqueeze.default", "aten.squeeze.dim"):
         node = node.args[0]  # type: ignore[assignment]
     if str(node.target) != "aten.clone.default":

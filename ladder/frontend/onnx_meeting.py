@@ -1,8 +1,8 @@
-"""Operands that fit only while sizes keep to limits, such as a table of positions cut to a length.
+"""Operands whose shapes agree only within limits of open sizes, such as a table cut to ``S`` rows.
 
-A table of 512 rows cut to ``S`` rows has ``min(S, 512)`` of them. It broadcasts with ``S`` rows where ``S``
-is at most 512, and with no more: so it has ``S`` rows, and each call is checked to keep to that. What is
-joined has the same extents but along one axis, however they are written: a call is checked for that too.
+A table of 512 rows cut to ``S`` rows has ``min(S, 512)`` of them, which broadcast with ``S`` rows only where
+``S`` is at most 512. So it is taken to have ``S`` rows, and each call is checked for that limit. Operands of
+a concatenation have equal extents along all other axes, however these are written: calls are checked too.
 """
 
 from __future__ import annotations

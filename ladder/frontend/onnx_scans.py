@@ -1,4 +1,4 @@
-"""Scans of ONNX models that hand on what they read last: windows of a sequence, without a loop.
+"""Scans of ONNX models whose state is the end of the last window: windows of a sequence, without a loop.
 
 A body that joins its state and the next elements, gives that window out and keeps its end as the new state
 makes overlapping windows of all elements in a row. Slices of that row make them too, however many they are.

@@ -1,4 +1,4 @@
-"""The passes that take a kernel from TIRx to what TVM's code generators read: TVM's own but for one.
+"""The passes that take a kernel from TIRx to what TVM's code generators read: TVM's, and some of ours.
 
 `tirx.LowerTIRx` makes every index flat; TVM's `FlattenBuffer`, which comes after it, puts indices into the
 normal form of iterator maps. Under a condition on the same iterator that form is wrong: where

@@ -1,4 +1,4 @@
-"""Queries with heads behind tokens: attention's result lies as its queries do, and is read token by token."""
+"""Attention of queries in the layout ``[tokens, heads]``: the result gets that layout, without a copy."""
 
 from __future__ import annotations
 

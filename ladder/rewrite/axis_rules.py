@@ -1,4 +1,4 @@
-"""Rules about axes: reductions along neighbours are one, functions come before reshapes, slices before joins.
+"""Rules about axes: reductions are merged, functions move before reshapes, slices before concatenations.
 
 What loops fill part by part, as ``out[:, t] = h``, is one join of all that they wrote.
 """

@@ -1,4 +1,4 @@
-"""Rules that keep channels last between convolutions: transposes move behind what is computed of them.
+"""Rules that keep channels last between convolutions: transposes move behind the operators that read them.
 
 Products leave rows of channels, ``[N, H, W, C]``; models see ``[N, C, H, W]``, a transpose of it. Where the
 next product wants rows again, the two transposes meet and vanish. Only this transpose moves: others are
@@ -94,7 +94,7 @@ def _sink_reduction(match: Match) -> str | None:
 
 
 def _sink_box(match: Match) -> str | None:
-    """``pad``, ``slice`` or ``broadcast`` of a turned x -> what is turned of that of x."""
+    """``pad``, ``slice`` or ``broadcast`` of a transposed x -> the transpose of that of x."""
     inner = _inner(match, match.root.inputs[0])
     if inner is None or len(match.builder.tile(inner).shape) != len(match.root.tile.shape):
         return None

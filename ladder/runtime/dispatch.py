@@ -1,4 +1,4 @@
-"""How torch dispatches operators: kept as it is where operators run on fakes and may fail."""
+"""Torch's dispatch of operators, restored after blocks in which operators fail on fake tensors."""
 
 from __future__ import annotations
 

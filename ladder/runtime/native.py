@@ -1,4 +1,4 @@
-"""Kernels for operators of CPUs that torch has not, or slowly: one of each serves all sizes and models."""
+"""CPU kernels of operators that torch lacks or computes slowly: one of each serves all sizes and models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Results of fake tensors with open sizes, without the parts that torch takes operators into for them.
+"""Fake results of operators on fake tensors with open sizes, without torch's decompositions.
 
-For such sizes torch runs its decomposition, in Python, to learn what a result looks like: a ReLU6 takes 20 ms
-that way, several times in each compilation. Here are operators whose result is laid as their operand.
+For such sizes torch runs an operator's decomposition, in Python, to find the shape, type and strides of its
+result, several times in each compilation. Here are operators whose result has the strides of their operand.
 """
 
 from __future__ import annotations

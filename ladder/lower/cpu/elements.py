@@ -1,7 +1,7 @@
-"""Elements by number on CPUs: gathers and scatters by computed numbers, along one axis or several first ones.
+"""Gathers and scatters by computed indices on CPUs, along one axis or several leading ones.
 
-Numbers count from the end where they are negative. One that lies outside of the axis is told, and read or
-written at a place inside of it.
+Negative indices count from the end. One outside of the axis is reported, and reads or writes an element
+inside of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Forests of decision trees on CPUs: several ways to leaves are gone at once, so that loads overlap.
+"""Forests of decision trees on CPUs: several paths are followed at once, so that loads overlap.
 
 Eight rows go down a tree together, then the next eight, while the tree is in the cache. A row of only a few
 goes down eight trees at once.

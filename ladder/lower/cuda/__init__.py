@@ -1,1 +1,1 @@
-"""CUDA: pipelines (gemv, digits, mma, wgmma) on top of `ladder.lower.gpu`; `toolchain` runs nvcc."""
+"""CUDA: pipelines (gemv, digits, mma, wgmma, tcgen05) on top of `ladder.lower.gpu`; `toolchain` runs nvcc."""

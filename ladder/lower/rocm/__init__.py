@@ -1,5 +1,5 @@
-"""ROCm: pipelines mfma and dot on top of `ladder.lower.gpu`, for waves of 64 lanes.
+"""ROCm: pipelines of MFMA, WMMA and dot products on top of `ladder.lower.gpu`.
 
-`machine` and `steps` are what CDNA executes decoders and matrix products with; `toolchain` compiles
-in a process of its own and links with lld.
+`machine` has the instructions of decoders, `steps` those of products; `toolchain` compiles in a process of
+its own and links with lld.
 """

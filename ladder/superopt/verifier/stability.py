@@ -87,7 +87,7 @@ def _largest(generator: np.random.Generator, shape: Shape, ttype: TType) -> Arra
 
 
 def _vast(generator: np.random.Generator, shape: Shape, ttype: TType) -> Array:
-    """Magnitudes whose squares are not finite, where there are such beyond those of the other classes."""
+    """Magnitudes whose squares overflow, in types of a wide enough range; in others up to 1."""
     most = ttype.max_abs**0.51
     return generator.uniform(0.5, 1.0, shape) * (2.0 * most if most > 2.0**20 else 1.0)
 
@@ -115,10 +115,10 @@ IF_FINITE = "all vast"
 EDGE = 2.0**-8
 """Where results exceed this part of the largest finite number they may overflow: sums in another order do."""
 
-SUBTRACTS = "by rule: it subtracts products where the original subtracts factors, if anything"
+SUBTRACTS = "by rule: it subtracts products, where the original subtracts their factors or nothing"
 
 MEANINGLESS = 0.5
-"""Relative error of the original from which on it says nothing."""
+"""Relative error of the original from which on candidates are not compared with it."""
 
 LEAST_ELEMENTS = 16
 """Results of one magnitude that are compared on their own."""
@@ -164,12 +164,7 @@ def _nearest(values: Array, ttype: TType) -> Array:
     return np.asarray(ttype.decode_codes(ttype.encode(values)), np.float64)
 
 
-def _bfloat16() -> Any:
-    return ml_dtypes.bfloat16
-
-
-_NATIVE: dict[str, Any] = {"float16": np.float16, "float32": np.float32, "bfloat16": _bfloat16()}
-
+_NATIVE: dict[str, Any] = {"float16": np.float16, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
 SUMS = ("matmul", "contract", "reduce_sum", "accumulate")
 """Operators that compute in float32 what they compute of float32."""
