@@ -75,7 +75,9 @@ def _local(f: Frame, name: str) -> Any:
 def _loaded(vm: Interpreter, f: Frame, name: str) -> Any:
     """Return a local: what is no tensor is looked at now, if the segment began with it."""
     value = _local(f, name)
-    return value if is_a(value, torch.Tensor) else vm.seen(value)
+    if vm.recording and id(value) in vm.heap.roots and not is_a(value, torch.Tensor):
+        vm.heap.find(value)
+    return value
 
 
 @handles("LOAD_FAST_LOAD_FAST")

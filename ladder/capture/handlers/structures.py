@@ -40,6 +40,7 @@ from ladder.capture.interpreter.opcodes import (
 )
 from ladder.capture.interpreter.recording import opaque
 from ladder.capture.operations.attributes import load_attr
+from ladder.capture.operations.moving import is_made_here
 from ladder.capture.operations.objects import new_container, settled
 from ladder.capture.operations.operators import unary
 from ladder.capture.operations.replay import items_of, iterate
@@ -77,6 +78,12 @@ def _list_append(vm: Interpreter, f: Frame, i: Instruction) -> None:
 @handles("LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE")
 def _extend(vm: Interpreter, f: Frame, i: Instruction) -> None:
     value, target = f.stack.pop(), f.stack[-i.arg]
+    if type(value) is dict and not value and i.op == "DICT_MERGE" and is_made_here(vm, value):
+        return  # every matched run makes it empty
+    _extend_by(vm, f, i, value, target)
+
+
+def _extend_by(vm: Interpreter, f: Frame, i: Instruction, value: Any, target: Any) -> None:
     if type(target) is list and is_a(value, tuple) and _becomes_tuple(f, i.arg - 1):
         target = f.stack[-i.arg] = Growing(target)
     if type(target) is Growing:

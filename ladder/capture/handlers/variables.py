@@ -21,6 +21,10 @@ def load_global(vm: Interpreter, frame: Frame, name: str) -> Any:
             return names[name]
         if vm.recording:
             node = vm.heap.pin(names)
+            if node.is_known(name):
+                if name in names:
+                    return names[name]
+                continue
             if name in names:
                 return vm.heap.load(node, name, names[name], f"{node.var}[{name!r}]", f"{home}.{name}")
             vm.heap.absent(node, name, f"{name!r} not in {node.var}", f"{home}.{name}")
@@ -75,7 +79,9 @@ def load_cell(vm: Interpreter, frame: Frame, name: str) -> Any:
     except CaptureError as error:
         vm.stop(str(error), vm.here())
         return value
-    path = f"{vm.heap.guard.path(node.var)}"
+    if node.is_known("contents"):
+        return value
+    path = vm.heap.guard.path(node.var)
     return vm.heap.load(node, "contents", value, f"{node.var}.cell_contents", path)
 
 

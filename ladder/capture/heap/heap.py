@@ -9,7 +9,6 @@ a line of the `Guard`; everything that is made or changed becomes a `Step` of th
 from __future__ import annotations
 
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -30,6 +29,7 @@ from ladder.capture.heap.nodes import (
 )
 from ladder.capture.heap.single import brief, contents, is_mutable_class, is_of_capture, made_of_parts
 from ladder.capture.heap.table import ABSENT, CONTENTS, FUNCTION_FIELDS, Field, Slot
+from ladder.capture.heap.tensor_nodes import TensorNodes
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.copies import Copies
 from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant, is_key
@@ -74,7 +74,7 @@ class Heap:
         self.roots: dict[int, list[tuple[str, Any]]] = {}
         self.arguments: set[int] = set()
         self.outside: set[str] = set()
-        self.tensors: list[Node] = []
+        self.tensors = TensorNodes()
         self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int] | None]] = []
         self.copied: dict[str, Node] = {}
         self.copies = Copies(shapes)
@@ -97,7 +97,7 @@ class Heap:
         """Let go of all objects: nothing is recorded any more, and when they die may be seen."""
         self.guard.release()
         self.nodes, self.roots = {}, {}
-        self.tensors, self.metadata, self.steps = [], [], []
+        self.tensors, self.metadata, self.steps = TensorNodes(), [], []
         self.copies.clear()
 
     def constant(self, value: Any) -> str:
@@ -110,7 +110,7 @@ class Heap:
         if parent.holds_dynamic(key):
             return parent.lifted[key]
         if path in self.lifted and liftable(value, self.numbers) and parent.first(key, path):
-            parent.lifted[key] = self._lift(value, expression, path)
+            parent.lift(key, self._lift(value, expression, path))
             return parent.lifted[key]
         return self.read(parent, key, value, expression, path)
 
@@ -137,7 +137,7 @@ class Heap:
     def read(self, parent: Node, key: Any, value: Any, expression: str, path: str) -> Any:
         """Note that `value` was found at `key` of `parent`; guard it if it was there at entry."""
         if parent.holds_dynamic(key):
-            self.fix_parts(parent.lifted.pop(key))
+            self.fix_parts(parent.settle(key))
         if not parent.first(key, path):
             return value
         place = self._place(parent, key, value, path)
@@ -255,18 +255,25 @@ class Heap:
 
     def class_attribute(self, kind: type, name: str) -> Any:
         """Look `name` up along the MRO of `kind` and guard what was found; NULL where nothing is."""
-        first = (id(kind), name) not in self._classes
-        self._classes.add((id(kind), name))
-        if first and (id(kind), "") not in self._classes and is_mutable_class(kind):
-            self._classes.add((id(kind), ""))
-            self.guard.table.add(kind, Field("__mro__"), kind.__mro__, f"bases of {kind}")
+        if (id(kind), name) not in self._classes:
+            self._meet_class(kind, name)
         for owner in kind.__mro__:
             here = owner.__dict__
-            if first and is_mutable_class(owner):
-                self._guard_class(owner, name)
             if name in here:
                 return here[name]
         return NULL
+
+    def _meet_class(self, kind: type, name: str) -> None:
+        """Guard, once, what is found where `name` is looked up along the MRO."""
+        self._classes.add((id(kind), name))
+        if (id(kind), "") not in self._classes and is_mutable_class(kind):
+            self._classes.add((id(kind), ""))
+            self.guard.table.add(kind, Field("__mro__"), kind.__mro__, f"bases of {kind}")
+        for owner in kind.__mro__:
+            if is_mutable_class(owner):
+                self._guard_class(owner, name)
+            if name in owner.__dict__:
+                return
 
     def _guard_class(self, owner: type, name: str) -> None:
         if (id(owner), f"={name}") in self._classes:
@@ -363,13 +370,6 @@ class Heap:
         node.origin = origin
         return node
 
-    def hidden_generator(self, value: Any, origin: Any, *, closes: bool) -> None:
-        """Register a generator; it is not held, since what it does when it is dropped must come then."""
-        node = Node(None, self.guard.fresh_name(), external=False)
-        node.recordable, node.origin, node.closes = False, origin, closes
-        self.nodes[id(value)] = node
-        weakref.finalize(value, self.nodes.pop, id(value), None).atexit = False
-
     def keep_entry(self, node: Node, key: Any = ABSENT) -> None:
         """Keep what a container from outside holds, before `key` of it, or it as a whole, is changed.
 
@@ -436,7 +436,7 @@ class Heap:
                     self.touch(item, depth - 1)
             return
         for key in [key for key in node.lifted if node.holds_dynamic(key)]:
-            self.fix_parts(node.lifted.pop(key))
+            self.fix_parts(node.settle(key))
         self._touch_once(node, self.read)
         self._touch_inside(value, depth)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,16 @@ class Itself(enum.Enum):
     DICTIONARY = enum.auto()
 
 
+class _Nothing(dict[Any, Any]):
+    """The empty dictionary that all nodes share that hold nothing: it is replaced, and not filled."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+_NOTHING: Mapping[Any, Any] = _Nothing()
+_NONE: AbstractSet[Any] = frozenset()
+
+
 @dataclass(slots=True, eq=False)
 class Node:
     """The shadow of one heap object.
@@ -53,8 +64,8 @@ class Node:
     _: KW_ONLY
     external: bool
     stable: bool = False
-    seen: dict[Any, str] = field(default_factory=dict)
-    written: set[Any] = field(default_factory=set)
+    seen: Mapping[Any, str] = _NOTHING
+    written: AbstractSet[Any] = _NONE
     pinned: bool = False
     full: bool = False
     mutated: bool = False
@@ -62,9 +73,9 @@ class Node:
     recordable: bool = True
     closes: bool = False
     origin: Any = None
-    parents: set[str] = field(default_factory=set)
-    lifted: dict[Any, Any] = field(default_factory=dict)
-    stored: set[Any] = field(default_factory=set)
+    parents: AbstractSet[str] = _NONE
+    lifted: Mapping[Any, Any] = _NOTHING
+    stored: AbstractSet[Any] = _NONE
     source: Any = None
     autograd: tuple[bool, bool] = (True, False)
     entry: Any = None
@@ -73,8 +84,29 @@ class Node:
         """Say whether what `key` of an object from outside was at entry is read now, and was not before."""
         if not self.external or key in self.seen or key in self.written:
             return False
-        self.seen[key] = path
+        self.see(key, path)
         return True
+
+    def see(self, key: Any, path: str = "") -> None:
+        """Note that what `key` was at entry is read."""
+        if type(self.seen) is not dict:  # most nodes hold nothing: they need no containers of their own
+            self.seen = {}
+        self.seen[key] = path
+
+    def is_known(self, key: Any) -> bool:
+        """Say whether nothing is left to note where `key` is read: it was read before, or set here."""
+        return not self.lifted and (not self.external or key in self.seen or key in self.written)
+
+    def lift(self, key: Any, item: Any) -> None:
+        """Note that what `key` is now is the dynamic scalar `item`."""
+        if type(self.lifted) is not dict:
+            self.lifted = {}
+        self.lifted[key] = item
+
+    def settle(self, key: Any) -> Any:
+        """Return the dynamic scalar at `key`, of which the number counts from now on."""
+        assert type(self.lifted) is dict
+        return self.lifted.pop(key)
 
     def rewritten(self) -> Iterator[str]:
         """Yield the paths of what the segment has found in an object from outside, and replaced."""
@@ -82,12 +114,16 @@ class Node:
 
     def wrote(self, key: Any, item: Any = None) -> None:
         """Note that the segment has set `key`, to `item` if that is dynamic."""
+        if type(self.written) is not set:
+            self.written = set()
         self.written.add(key)
-        self.lifted.pop(key, None)
-        self.stored.discard(key)
+        if key in self.lifted:
+            self.settle(key)
+        if self.stored:
+            self.stored -= {key}
         if dynamic_parts(item):
-            self.lifted[key] = item
-            self.stored.add(key)
+            self.lift(key, item)
+            self.stored |= {key}
 
     def holds_dynamic(self, key: Any) -> bool:
         """Say whether what is at `key` now is dynamic."""

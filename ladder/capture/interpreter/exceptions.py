@@ -61,7 +61,7 @@ def set_field(vm: Interpreter, error: BaseException, name: str, value: Any) -> N
     heap, node, uses = vm.heap, _node_of(vm, error), set[str]()
     if node is None:
         return
-    node.written.add(name)
+    node.written |= {name}
     try:
         text = f"{node.var}.{name} = {heap.reference(value, uses)}"
     except CaptureError as reason:

@@ -20,8 +20,25 @@ from ladder.capture.trace.trace import Trace
 from ladder.capture.values.kinds import mapped, parts
 from ladder.capture.values.shapes import DynamicSize, Growing, Shapes, Walk, standing
 
+_HOLDING = frozenset({Dynamic, Text, DynamicSize, Growing, Walk, tuple, slice})
+"""Types of what is, or may hold, a dynamic scalar."""
 Call = Callable[["Interpreter", Any, tuple[Any, ...], dict[str, Any]], Any]
 """What calls a function with positional and named arguments."""
+
+
+class _Barrier:
+    """What marks an interpreter's instruction while a block runs."""
+
+    __slots__ = ("vm",)
+
+    def __init__(self, vm: Interpreter) -> None:
+        self.vm = vm
+
+    def __enter__(self) -> None:
+        self.vm.barriers.append(self.vm.here())
+
+    def __exit__(self, *error: object) -> None:
+        self.vm.barriers.pop()
 
 
 class Interpreter:
@@ -95,14 +112,9 @@ class Interpreter:
         if self.point is not None and self.point.poisoned and self.here() in self.point.poisoned:
             raise CaptureError("this instruction cannot be recorded")
 
-    @contextmanager
-    def barrier(self) -> Iterator[None]:
-        """Mark that what is called meanwhile returns to native code: no segment can end there."""
-        self.barriers.append(self.here())
-        try:
-            yield
-        finally:
-            self.barriers.pop()
+    def barrier(self) -> _Barrier:
+        """Mark, in a ``with``, that what is called returns to native code: no segment can end there."""
+        return _Barrier(self)
 
     def seen(self, value: Any) -> Any:
         """Return `value`, which is looked at: if the segment began with it, it is guarded from now on."""
@@ -116,7 +128,10 @@ class Interpreter:
 
         What is asked for so is looked at: a value that the segment began with is guarded from now on.
         """
-        self.seen(value)
+        if self.recording and id(value) in self.heap.roots:
+            self.heap.find(value)
+        if type(value) not in _HOLDING:
+            return value
         if type(value) is Dynamic:
             if self.recording:
                 self.heap.fix(value)

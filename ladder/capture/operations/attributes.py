@@ -18,6 +18,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.counts import counted_metadata
 from ladder.capture.operations.function_modes import by_mode
+from ladder.capture.operations.module_items import MODULE_GET, module_item
 from ladder.capture.operations.objects import is_fixed, pinned_part, seen_through, tuple_item
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
 from ladder.capture.operations.tensor_operators import tensor_operator
@@ -136,7 +137,19 @@ def _object_attr(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
             return _attribute(vm, value, kind, name)
     except AttributeError:
         pass
+    if fallback is MODULE_GET and (found := _part_of_module(vm, fallback, value, kind, name)) is not NULL:
+        return found
     return vm.call_function(fallback, (value, name), {})
+
+
+def _part_of_module(vm: Interpreter, fallback: Any, value: Any, kind: type, name: str) -> Any:
+    """Return what the method of modules finds; `NULL` where it is interpreted."""
+    try:
+        with vm.barrier():
+            inside = _attribute(vm, value, kind, "__dict__")
+    except (AttributeError, CaptureError):
+        return NULL
+    return module_item(vm, fallback, inside, name)
 
 
 def _attribute(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
@@ -174,6 +187,8 @@ def instance_item(vm: Interpreter, value: Any, name: str) -> Any:
     if inside is NULL:
         return NULL
     node = dict_node(vm, value, inside)
+    if node.is_known(name):
+        return dict.get(inside, name, NULL)
     path = f"{vm.heap.guard.path(node.var)}[{name!r}]"
     if name not in inside:
         vm.heap.absent(node, name, f"{name!r} not in {node.var}", path)
@@ -195,7 +210,7 @@ def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
     if not owner.external:
         node = heap.fresh(inside, text, {owner.var})
         node.parents = {owner.var, *owner.parents}
-        node.seen.update(dict.fromkeys(inside, ""))
+        node.seen = dict.fromkeys(inside, "")
         return node
     path = f"{heap.guard.paths.get(owner.var, _brief_path(value))}.__dict__"
     if owner.pinned and plain and (known is None or known.pinned):

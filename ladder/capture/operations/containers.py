@@ -175,6 +175,14 @@ def dict_read(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...]) -> 
     """Read one key, guarding no others; NULL if the general way must be taken."""
     key = rest[0]
     node = vm.heap.node(owner)
+    if type(key) is str and node.is_known(key) and (name == "__contains__" or dict.__contains__(owner, key)):
+        return dict.__contains__(owner, key) if name == "__contains__" else dict.__getitem__(owner, key)
+    return _key_read(vm, owner, node, name, rest)
+
+
+def _key_read(vm: Interpreter, owner: Any, node: Node, name: str, rest: tuple[Any, ...]) -> Any:
+    """Read a key, and note what is there."""
+    key = rest[0]
     vm.heap.touch(key) if type(key) in (tuple, frozenset) else None
     if not is_key(key) or (type(key) not in QUICK and not is_a(key, type)):
         return NULL
@@ -184,7 +192,7 @@ def dict_read(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...]) -> 
     path = f"{vm.heap.guard.path(node.var)}[{key!r}]"
     not_alone = type(key) not in (*TEXTS, types.FunctionType)
     # Another key may be equal and of another type: only keys of this very type are quick.
-    if any(other == key and type(other) is not type(key) for other in owner if not_alone):
+    if not_alone and any(other == key and type(other) is not type(key) for other in owner):
         return NULL
     if found is NULL:
         vm.heap.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,7 @@ from ladder.capture.python.frames import Frame, bind, guards_yields, make_genera
 
 def new_frame(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Frame:
     """Return the frame of a call, after guarding what the function itself holds."""
-    heap = vm.heap
-    node = heap.node(function)
-    if node.first(Itself.CODE):
-        _meet_function(vm, node)
+    meet_function(vm, function)
     defaults = function.__defaults__ or ()
     named = function.__kwdefaults__ or {}
     slots = bind(function, args, kwargs, defaults, named)
@@ -32,6 +30,13 @@ def new_frame(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
     frame = Frame(function, slots)
     frame.before = vm.trace.operators
     return frame
+
+
+def meet_function(vm: Interpreter, function: Any) -> None:
+    """Guard, once, what a function that is called holds: code, defaults, cells."""
+    node = vm.heap.node(function)
+    if node.first(Itself.CODE):
+        _meet_function(vm, node)
 
 
 def _meet_function(vm: Interpreter, node: Node) -> None:
@@ -59,5 +64,13 @@ def generator_of(vm: Interpreter, frame: Frame) -> Any:
     """Return the generator that a call of a generator function gives."""
     closes = guards_yields(frame.code) or any(closes_something(vm, value) for value in frame.slots.values())
     generator = make_generator(frame, partial(resume, vm))
-    vm.heap.hidden_generator(generator, vm.here(), closes=closes)
+    _hide(vm, generator, closes=closes)
     return generator
+
+
+def _hide(vm: Interpreter, generator: Any, *, closes: bool) -> None:
+    """Register a generator; it is not held, since what it does when it is dropped must come then."""
+    node = Node(None, vm.heap.guard.fresh_name(), external=False)
+    node.recordable, node.origin, node.closes = False, vm.here(), closes
+    vm.heap.nodes[id(generator)] = node
+    weakref.finalize(generator, vm.heap.nodes.pop, id(generator), None).atexit = False

@@ -158,7 +158,7 @@ def fake_results(
     settled = symbols.settled() if "out" in kwargs else None
 
     def faked(value: Any) -> Any:
-        return symbols.fake_of(names[id(value)], value) if id(value) in names else value
+        return symbols.fake_alone(names[id(value)], value) if id(value) in names else value
 
     try:
         fakes = symbols.run(

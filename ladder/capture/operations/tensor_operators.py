@@ -164,7 +164,7 @@ def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tu
 
 
 def _note_effects(vm: Interpreter, function: Any, args: Any, result: Any, monitor: Monitor) -> None:
-    vm.trace.note(monitor, ((node.var, node.obj) for node in vm.heap.tensors))
+    vm.trace.note(monitor, ((node.var, node.obj) for node in _written(vm, monitor)))
     vm.trace.impure |= _is_impure(vm, function, args, result, monitor)
 
 
@@ -184,8 +184,7 @@ def _is_impure(vm: Interpreter, function: Any, args: Any, result: Any, monitor: 
 
 def _written(vm: Interpreter, monitor: Monitor) -> list[Node]:
     """Return the tensors from outside in memory that an operator has written."""
-    strided = [node for node in vm.heap.tensors if node.obj.layout is torch.strided]
-    return [node for node in strided if storage_of(node.obj) in monitor.mutated]
+    return vm.heap.tensors.in_memory(monitor.mutated)
 
 
 def _note_result(
@@ -349,6 +348,8 @@ def _meets_replaced(vm: Interpreter, call: Any, result: Any, monitor: Monitor, i
 
 def _meet_moved(vm: Interpreter, monitor: Monitor) -> str:
     """Say whether a tensor from outside got another shape or other strides, which no graph can give it."""
+    if not monitor.moved:
+        return ""
     outside = {id(node.obj): node for node in vm.heap.tensors}
     met = [(outside[id(tensor)], place) for tensor, place in monitor.moved if id(tensor) in outside]
     for node, place in met:

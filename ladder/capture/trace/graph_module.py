@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.fx
 from ladder.capture.trace.conditionals import with_modules
 from ladder.capture.trace.loops import rolled
 from ladder.capture.trace.trace import Trace, Value, without_unused_parts
-from ladder.capture.values.aliasing import Aliasing, aliasing_of
+from ladder.capture.values.aliasing import Aliasing, aliasing_of, storage_of
 from ladder.capture.values.kinds import is_a
 
 ASKING_FOR_GRADIENTS = frozenset({"requires_grad_", "retain_grad", "detach_", "backward"})
@@ -58,7 +59,8 @@ def show_sizes(trace: Trace) -> None:
     symbols = trace.shapes
     if not symbols:
         return
-    extents = [extent for example in _open_examples(trace) for extent in _open_numbers(example)]
+    opened = [symbols.fakes.get(var, symbols.given.get(var)) for _, var, _ in trace.placeholders]
+    extents = [extent for example in opened if example is not None for extent in _open_numbers(example)]
     shown = {extent for extent in extents if extent.is_symbol}
     used = {symbol for extent in extents for symbol in extent.free_symbols}
     for symbol in sorted((used - shown) & symbols.names.keys(), key=str):
@@ -84,10 +86,13 @@ def _aliasing(trace: Trace, wanted: list[Value]) -> Aliasing:
 def _open_examples(trace: Trace) -> list[Any]:
     """Return the graph's examples with symbols in place of what is left open: fake tensors, and numbers."""
     symbols = trace.shapes
+    held = [item for _, _, item in trace.placeholders if is_a(item, torch.Tensor)]
+    lying = Counter(storage_of(item) for item in held if item.layout is torch.strided)
 
     def opened(var: str, example: Any) -> Any:
         if is_a(example, torch.Tensor):
-            return symbols.fake_of(var, example)
+            alone = example.layout is torch.strided and lying[storage_of(example)] == 1
+            return (symbols.fake_alone if alone else symbols.fake_of)(var, example)
         symbol = symbols.given.get(var)
         return example if symbol is None else symbol
 

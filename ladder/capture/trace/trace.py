@@ -89,6 +89,7 @@ class Trace:
     def release(self) -> None:
         """Let go of all tensors."""
         self.values, self.results, self.effects, self.replaced = {}, [], {}, {}
+        self.shapes.quick.clear()
 
     @property
     def changes_tensors(self) -> bool:
@@ -166,7 +167,7 @@ class Trace:
 
     # effects ----------------------------------------------------------------------------------
     def note(self, monitor: Monitor, outside: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Note what an operator did, to tensors from `outside` by their variables, and to results."""
+        """Note what an operator did: to results, and to tensors from `outside` that it wrote, by variable."""
         self.random |= monitor.random
         self.asserts |= [] in monitor.risks
         if not monitor.mutated:
@@ -176,8 +177,7 @@ class Trace:
             if value.constant and self._is_written(value.obj, monitor):
                 value.constant = False
         for var, tensor in outside:
-            if self._is_written(tensor, monitor):
-                self.written[storage_of(tensor)] = var
+            self.written[storage_of(tensor)] = var
 
     def _is_written(self, tensor: Any, monitor: Monitor) -> bool:
         strided = is_a(tensor, torch.Tensor) and tensor.layout is torch.strided

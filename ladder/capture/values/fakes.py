@@ -26,6 +26,39 @@ def fake_in(mode: Any, tensor: torch.Tensor, **given: Any) -> torch.Tensor:
     return fake
 
 
+def quick_fake(mode: Any, tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a fake as `fake_in` makes it where extents are numbers, in an eighth of the time.
+
+    It shares memory with no other, and `mode` does not know it.
+    Returns: None for a tensor of which more counts than how it lies: a view, one of no axes, whose number
+        fakes may know, one with a gradient.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor) or not _is_simple(tensor):
+        return None
+    with torch._C._DisableTorchDispatch():
+        elements = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if elements.untyped_storage().nbytes() != tensor.untyped_storage().nbytes():
+            return None
+        elements.requires_grad_(tensor.requires_grad)
+        fake: Any = FakeTensor(mode, elements, tensor.device)
+    if type(tensor) is torch.nn.Parameter:
+        fake._is_param = True
+    found: torch.Tensor = fake
+    return found
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    """Tell whether nothing counts of a tensor but its type, where it is and how it lies."""
+    alone = tensor.is_leaf and not tensor._is_view() and not tensor.storage_offset()
+    alone = alone and tensor.dim() > 0 and not (tensor.requires_grad and tensor.grad is not None)
+    kind = tensor.is_complex() or tensor.is_quantized or tensor.is_nested or tensor.is_inference()
+    return alone and not (kind or tensor.is_neg()) and not vars(tensor)
+
+
 def _shows(view: torch.Tensor, base: Any) -> bool:
     """Tell whether two tensors lie in one memory; of what has none it is not known."""
     strided = view.layout is torch.strided and base.layout is torch.strided

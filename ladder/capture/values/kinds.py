@@ -53,6 +53,14 @@ VALUE_TYPES: frozenset[type] = frozenset(
 )
 """Immutable and compared by value: the guard is the exact type and ``==``."""
 
+_IDENTITY_BASES = (type, enum.Enum)
+_VALUE_BASES = (np.generic, np.dtype)
+HEAP_TYPES: frozenset[type] = frozenset(
+    {dict, list, set, OrderedDict, defaultdict, deque, types.FunctionType, types.MethodType, types.CellType}
+    | {torch.Tensor, torch.nn.Parameter, object, BaseException, types.GeneratorType}
+)
+"""Types whose instances are no constants, told at once: most values that are asked about have one."""
+
 PLAIN_DICTS = (dict, OrderedDict, Counter, defaultdict)
 _MODULE_FUNCTION = types.BuiltinFunctionType
 
@@ -60,7 +68,9 @@ _MODULE_FUNCTION = types.BuiltinFunctionType
 def by_identity(value: Any) -> bool:
     """Say whether `value` is a constant whose guard is ``is``."""
     kind = type(value)
-    if kind in IDENTITY_TYPES or is_a(value, type | enum.Enum):
+    if kind in HEAP_TYPES:
+        return False
+    if kind in IDENTITY_TYPES or issubclass(kind, _IDENTITY_BASES):
         return True
     if kind is _MODULE_FUNCTION:
         return value.__self__ is None or is_a(value.__self__, types.ModuleType | type)
@@ -74,14 +84,18 @@ def by_value(value: Any) -> bool:
     """
     if type(value) is types.MethodWrapperType:
         return type(value.__self__) is types.GetSetDescriptorType
-    return type(value) in VALUE_TYPES or is_a(value, np.generic | np.dtype)
+    kind = type(value)
+    return kind in VALUE_TYPES or (kind not in HEAP_TYPES and issubclass(kind, _VALUE_BASES))
 
 
 def is_constant(value: Any) -> bool:
     """Say whether `value` is an immutable value with nothing of the heap inside."""
-    if by_identity(value) or by_value(value):
+    kind = type(value)
+    if kind in HEAP_TYPES:
+        return False
+    if kind in VALUE_TYPES or by_identity(value) or by_value(value):
         return True
-    if type(value) in (tuple, frozenset):
+    if kind in (tuple, frozenset):
         return all(is_constant(item) for item in value)
     if type(value) is slice:
         return all(map(is_constant, parts(value)))

@@ -72,7 +72,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         counted = self.counted.copy()
         for place, argument in enumerate(func._schema.arguments):
             written = argument.alias_info is not None and argument.alias_info.is_write
-            if written or ("batch_norm" in name and argument.name.startswith("running")):
+            if written or (argument.name.startswith("running") and _updates_statistics(func, args, kwargs)):
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
                 written_to += self._note_written(value, int(written))
         if self.unwritten is not None and (self.random or not self.mutated.isdisjoint(self.unwritten)):
@@ -116,6 +116,17 @@ def _drops_nothing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bo
             given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
             return bool(given == 0)
     return False
+
+
+def _updates_statistics(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Say whether a batch norm writes its running statistics, which schemas do not tell: where it trains."""
+    if "batch_norm" not in func._schema.name:
+        return False
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name in ("training", "train"):
+            given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
+            return given is not False
+    return not func._schema.name.endswith("_no_training")
 
 
 def _takes_numbers(name: str, args: Sequence[Any]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture.values.fakes import fake_in
+from ladder.capture.values.fakes import fake_in, quick_fake
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.remembered import Remembered
 from ladder.runtime.dispatch import dispatch_kept
@@ -150,6 +150,7 @@ class Shapes:
     names: Symbol -> variable of the guard; `values`: variable -> what it is in this run.
     given: Variable that an operator takes -> its symbol.
     fakes: Variable of a tensor with open extents -> its fake.
+    quick: Id of a tensor -> it, and its fake where that need not share memory with others.
     extents: Expression of variables -> the variable of the guard that holds it.
     lengths: Expression of symbols -> how many operations it has.
     """
@@ -160,6 +161,7 @@ class Shapes:
         self.remembered = Remembered()
         self.names: dict[Any, str] = {}
         self.values: dict[str, int] = {}
+        self.quick: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.given: dict[str, Any] = {}
         self.fakes: dict[str, torch.Tensor] = {}
         self.extents: dict[str, str] = {}
@@ -172,7 +174,7 @@ class Shapes:
     def forget(self) -> None:
         """Leave nothing open any more."""
         self.env = self.mode = None
-        for each in (self.names, self.values, self.given, self.fakes):
+        for each in (self.names, self.values, self.given, self.fakes, self.quick):
             each.clear()
 
     def _begin(self) -> None:
@@ -260,6 +262,17 @@ class Shapes:
         """Return the fake of a tensor; without one its extents are what they are."""
         known = self.fakes.get(var)
         return self.closed_fake(tensor) if known is None else known
+
+    def fake_alone(self, var: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what `fake_of` does, for a caller to whom it is nothing whether fakes share memory."""
+        known = self.fakes.get(var)
+        if known is None:
+            kept = self.quick.get(id(tensor))
+            known = kept[1] if kept is not None else quick_fake(self.mode, tensor)
+            if known is None:
+                return self.closed_fake(tensor)
+            self.quick[id(tensor)] = tensor, known
+        return known
 
     def closed_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a fake whose extents are those of `tensor`."""
