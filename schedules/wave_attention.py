@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ladder.ir.attention import CODES, Attention, head_problem
+from schedules.attention_rows import Piece, divide
 from schedules.schedule import Schedule, check, passes
 from schedules.waves import MOST_THREADS
 from targets import TileDevice
@@ -14,9 +15,6 @@ from tile_types.errors import ScheduleError
 
 SIDE = 16
 """Rows of a matrix instruction's result, keys or elements of a head, and its columns, rows of q."""
-
-WIDEST = 16
-"""Bytes of a lane's load."""
 
 MOST_REGISTERS = 256
 """Registers of a lane up to which two waves share a SIMD of CDNA, and all that RDNA has."""
@@ -72,9 +70,23 @@ def fragment_of(device: TileDevice) -> Fragment:
     raise ScheduleError(f"{device.name} has no matrix cores that attention is written for")
 
 
-def piece(elements: int, width: int) -> int:
-    """Return the elements of ``width`` bytes that a lane loads at once of so many neighbours."""
-    return min(WIDEST // width, elements & -elements)
+def pieces(form: Attention, lanes: int, narrow: bool = False) -> tuple[Piece, ...]:
+    """Return what each of the lanes that share a key or a value loads at once of it.
+
+    narrow: Whether all loads are as narrow as the narrowest.
+    """
+    width = form.stored_bytes
+    found = divide(form.width, lanes, width, width)
+    return divide(form.width, lanes, width, width, found[-1].elements * width) if narrow else found
+
+
+ROOMY = 0.95
+"""Share of `MOST_REGISTERS` up to which loads are as wide as rows allow; LLVM spilled beyond (gfx1201)."""
+
+
+def loads_narrowly(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) -> bool:
+    """Whether registers are so few that wide loads, which hold several at once, do not fit."""
+    return registers(form, device, plan) > ROOMY * MOST_REGISTERS
 
 
 PAD, STATE = 4, 2
@@ -196,16 +208,18 @@ def registers(form: Attention, device: TileDevice, plan: WaveAttentionSchedule) 
     fragment, size = fragment_of(device), form.width
     kernel, keys, scores = fragment.spare
     own = plan.parts * (size // fragment.groups + size * fragment.operands // (2 * fragment.groups))
-    moved = _words(form, size // fragment.groups) + fragment.run * _words(form, size // SIDE)
+    moved = _words(form, fragment.groups) + fragment.run * _words(form, SIDE)
     if form.stored in CODES:
         kernel, keys = kernel + fragment.codes[0], keys + fragment.codes[1]
     return own + kernel + plan.fragments * (moved + keys + scores * plan.parts)
 
 
-def _words(form: Attention, elements: int) -> int:
-    """Return the registers in which a lane loads neighbouring elements of K or V."""
-    at_once = piece(elements | form.size, form.stored_bytes)
-    return elements // at_once * ceil(at_once * form.stored_bytes / 4)
+def _words(form: Attention, lanes: int) -> int:
+    """Return the registers of a lane's part of a key or a value, of which `lanes` share one.
+
+    Counted as if every load were as narrow as the narrowest: as operands they take as many.
+    """
+    return sum(piece.words(form.stored_bytes) for piece in pieces(form, lanes, narrow=True))
 
 
 def predict(

@@ -17,7 +17,7 @@ from ladder.ir.attention import Attention
 from ladder.lower.rocm.attention import emit
 from ladder.lower.rocm.toolchain import resources_of
 from schedules.attention import choose, has_kernels
-from schedules.wave_attention import WaveAttentionSchedule, is_legal, schedules
+from schedules.wave_attention import WaveAttentionSchedule, is_legal, loads_narrowly, schedules
 from targets import get_device
 from tile_types.errors import ScheduleError
 
@@ -176,6 +176,16 @@ def test_considered_schedules_do_not_spill(
         (found,) = resources_of({"k": emit(problem, device, plan, "k")}, device).values()
         spilled = found["vgpr_spills"] + found["sgpr_spills"] + found["scratch_bytes"]
         assert not spilled, f"{problem} {plan}"
+
+
+@pytest.mark.parametrize(("size", "narrow"), [(80, False), (152, True), (160, True)])
+def test_where_registers_are_few_loads_stay_narrow(size: int, narrow: bool) -> None:
+    """Wide loads hold several registers at once: heads of 152 and 160 spilled by them."""
+    device, problem = get_device("rocm/gfx1201"), form(32, 8, size, mask="bool")
+    for plan in schedules(problem, device, 1)[::2]:
+        assert loads_narrowly(problem, device, plan) == narrow
+        (found,) = resources_of({"k": emit(problem, device, plan, "k")}, device).values()
+        assert found["vgpr_spills"] + found["sgpr_spills"] + found["scratch_bytes"] == 0
 
 
 @pytest.mark.parametrize("stored", ["int8", "fp8_e4m3"])

@@ -20,6 +20,7 @@ from ladder.lower.gpu.instructions import MatrixStep, select_step
 from ladder.lower.gpu.proven import Proven, proven_recipes
 from ladder.lower.gpu.recipes import Conversion, Lanes16
 from schedules.attention import STEP_KEYS, STEP_ROWS, WARP, AttentionSchedule
+from schedules.attention_rows import Piece, divide
 from schedules.codes import LARGEST_GAIN
 from schedules.layouts import Field
 from schedules.schedule import check
@@ -55,38 +56,6 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
     best = found[0]
     assert isinstance(best.recipe, Lanes16)
     return best.recipe.inner, best.meaning.gains[0]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What each lane that shares a row loads at once: neighbouring elements, lane after lane.
-
-    begin: First element of the row that the piece of the first lane has.
-    elements: Elements of a lane.
-    before: Elements of a lane in pieces before.
-    """
-
-    begin: int
-    elements: int
-    before: int
-
-
-def divide(size: int, lanes: int, width: int) -> tuple[Piece, ...]:
-    """Divide a row among lanes: pieces of 16 bytes each as long as they last, then 8, then 4.
-
-    size: Elements of the row as cores multiply it.
-    width: Bytes of an element.
-    Raises ScheduleError if they are no whole words of each lane.
-    """
-    found: list[Piece] = []
-    begin = 0
-    for nbytes in LOADS:
-        elements = nbytes // width
-        while begin + elements * lanes <= size:
-            found.append(Piece(begin, elements, begin // lanes))
-            begin += elements * lanes
-    check(begin == size, f"{size * width / lanes:g} bytes of a head per lane are no whole words")
-    return tuple(found)
 
 
 class Operands:
@@ -147,7 +116,7 @@ class Operands:
     def place(self, element: int, g: Expr) -> Expr:
         """Return where in the head an element of lane group ``g`` lies."""
         piece = next(piece for piece in reversed(self.value_pieces) if piece.before <= element)
-        return piece.begin + g * piece.elements + element - piece.before
+        return piece.column(g) + element - piece.before
 
     def transposed(self, low: Expr, high: Expr) -> Expr:
         """Return a register of the B operand from two weights of neighbouring rows."""
@@ -310,9 +279,8 @@ def load(
     """
     (at, lane), (words, first), form = row, to, spec.form
     each = spec.operands.row_bytes(tensor) // form.size
-    column = piece.begin + lane * piece.elements
-    lanes = LANES_OF_VALUE if tensor == "v" else LANES_OF_KEY
-    beyond = piece.begin + piece.elements * lanes > form.size
+    column = piece.column(lane)
+    beyond = piece.end(LANES_OF_VALUE if tensor == "v" else LANES_OF_KEY) > form.size
     with b.when(column < form.size) if beyond else nullcontext():
         _load(
             spec, place, tensor, at + column, words, first + piece.before * each // 4, piece.elements * each

@@ -195,11 +195,11 @@ class Join:
     def _runs(self, part: int) -> list[tuple[Expr, list[Expr]]]:
         """Return where runs of neighbouring elements of a head begin that a lane has sums of, and those."""
         operands, values, each = self.spec.operands, self.sums.values[part], self.spec.run
-        piece, found = operands.value_elements, []
-        for index in range(operands.value_pieces):
-            places = [divmod(at, piece) for at in range(each * piece)]
-            run = [values[index * piece + within][i] for i, within in places]
-            found.append(((index * SIDE + each * self.place.g) * piece, run))
+        found = []
+        for piece in operands.value_pieces:
+            places = [divmod(at, piece.elements) for at in range(each * piece.elements)]
+            run = [values[piece.before + within][i] for i, within in places]
+            found.append((piece.column(each * self.place.g), run))
         return found
 
     def _store_own(self, totals: list[Expr]) -> None:

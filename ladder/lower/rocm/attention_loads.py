@@ -30,7 +30,14 @@ from ladder.lower.rocm.machine import RocmMachine, join_bfloat
 from ladder.lower.rocm.steps import SPLIT_STEPS, STEPS, WMMA_STEPS, WaveStep
 from schedules.layouts import Field
 from schedules.schedule import check
-from schedules.wave_attention import SIDE, WaveAttentionSchedule, check_legal, fragment_of, piece
+from schedules.wave_attention import (
+    SIDE,
+    WaveAttentionSchedule,
+    check_legal,
+    fragment_of,
+    loads_narrowly,
+    pieces,
+)
 from targets import TileDevice
 from tile_types import get_type
 
@@ -63,15 +70,14 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, bool]:
 class Operands:
     """How the lanes of a wave divide K, V and q."""
 
-    def __init__(self, form: Attention, device: TileDevice) -> None:
+    def __init__(self, form: Attention, device: TileDevice, narrow: bool = False) -> None:
         self.form, self.scaled, width = form, form.stored in CODES, form.stored_bytes
         self.width = width
         self.fragment = fragment_of(device)
         self.groups = self.fragment.groups
-        self.key_elements = piece(form.width // self.groups | form.size, width)
-        self.value_elements = piece(form.width // SIDE | form.size, width)
-        self.key_pieces = form.width // (self.groups * self.key_elements)
-        self.value_pieces = form.width // (SIDE * self.value_elements)
+        self.key_pieces, self.value_pieces = (pieces(form, lanes, narrow) for lanes in (self.groups, SIDE))
+        self.key_widths = [piece.words(width) for piece in self.key_pieces]
+        self.value_widths = [piece.words(width) for piece in self.value_pieces]
         self.recipe = lane_recipe(form.stored, form.ttype) if self.scaled else None
         self.steps = [
             step
@@ -121,10 +127,11 @@ class Operands:
 
     def value_words(self, keys: Sequence[Sequence[Expr]]) -> Iterator[list[Expr]]:
         """Yield the operand registers of each tile of a head, from the words of a lane's run of values."""
-        real = min(4 // self.width, self.value_elements)
-        for words in zip(*keys, strict=True):
+        real = [min(4 // self.width, piece.elements) for piece in self.value_pieces]
+        held = [count for count, words in zip(real, self.value_widths, strict=True) for _ in range(words)]
+        for count, words in zip(held, zip(*keys, strict=True), strict=True):
             pairs = [self._joined(*words[i : i + 2]) for i in range(0, len(words), 2)]
-            yield from [list(registers) for registers in zip(*pairs, strict=True)][:real]
+            yield from [list(registers) for registers in zip(*pairs, strict=True)][:count]
 
     def _joined(self, low: Expr, high: Expr) -> list[Expr]:
         """Return the elements of two values side by side, one register for each place in a word."""
@@ -196,7 +203,8 @@ def choose_spec(form: Attention, device: TileDevice, schedule: WaveAttentionSche
     Raises ScheduleError as `schedules.wave_attention.check_legal`.
     """
     check_legal(form, device, schedule)
-    return Spec(form, device, schedule, Operands(form, device))
+    operands = Operands(form, device, loads_narrowly(form, device, schedule))
+    return Spec(form, device, schedule, operands)
 
 
 @dataclass(frozen=True)
@@ -297,21 +305,25 @@ def load_within(
     return found & (kept if words == 1 else T.Broadcast(kept, words)), words
 
 
+WIDEST_OF_Q = 8
+"""Elements of q that a lane loads at once: 16 bytes."""
+
+
 def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
     """Load q as operands of scores, by part."""
     n, operands = place.inputs.numbers, spec.operands
     queries: list[list[Expr]] = []
-    widest = 8
+    loads = [
+        (piece, first, min(piece.elements, WIDEST_OF_Q))
+        for piece in operands.key_pieces
+        for first in range(0, piece.elements, WIDEST_OF_Q)
+    ]
     for part in range(spec.schedule.parts):
         token, head = place.query(row_of(spec, place, part))
         at = aligned(place.batch * n["q_b"] + head * n["q_h"] + token * n["q_s"], 2)
-        piece = operands.key_elements
-        step = min(piece, widest)
-        places = range(0, operands.key_pieces * piece, step)
-        words = d.Pieces([step // 2] * len(places))
-        for index, first in enumerate(places):
-            column = (first // piece * operands.groups + place.g) * piece + first % piece
-            end = (first // piece + 1) * operands.groups * piece
+        words = d.Pieces([step // 2 for _, _, step in loads])
+        for index, (piece, first, step) in enumerate(loads):
+            column, end = piece.column(place.g) + first, piece.end(operands.groups)
             words.store(index, *load_within(spec, place.inputs.tensors["q"], at, column, end, (step, 2)))
         own = operands.query_words([words[i] for i in range(len(words.places))])
         queries.append(operands.whole(own, place.g))
@@ -327,10 +339,8 @@ class Keys:
     def __init__(self, spec: Spec, place: Place, needed: Expr) -> None:
         self.spec, self.place, self.needed = spec, place, needed
         form, operands, fragments = spec.form, spec.operands, spec.schedule.fragments
-        self.key_words = _words(operands.key_elements * operands.width)
-        self.value_words = _words(operands.value_elements * operands.width)
-        self.keys = d.Pieces([self.key_words] * (fragments * operands.key_pieces))
-        self.values = d.Pieces([self.value_words] * (fragments * spec.run * operands.value_pieces))
+        self.keys = d.Pieces(operands.key_widths * fragments)
+        self.values = d.Pieces(operands.value_widths * (fragments * spec.run))
         scales = [1] * (fragments * spec.run) if operands.scaled else []
         self.key_scales, self.value_scales = d.Pieces(scales), d.Pieces(scales)
         self.masks = d.Pieces([1] * len(spec.scores) if form.mask else [])
@@ -340,33 +350,24 @@ class Keys:
 
     def load_keys(self, iteration: Expr) -> None:
         """Load the lane's part of a key of each of an iteration's fragments, and the scales of its scores."""
-        spec, operands, place = self.spec, self.spec.operands, self.place
-        piece, tensor = operands.key_elements, place.inputs.tensors["k"]
+        operands, place = self.spec.operands, self.place
         for fragment in range(self.spec.schedule.fragments):
             at = self._row("k", self._key(iteration, fragment, place.left))
-            for index in range(operands.key_pieces):
-                column, end = (
-                    (index * operands.groups + place.g) * piece,
-                    (index + 1) * operands.groups * piece,
-                )
-                found = load_within(spec, tensor, at, column, end, (piece, operands.width))
-                self.keys.store(fragment * operands.key_pieces + index, *found)
+            first = fragment * len(operands.key_pieces)
+            for index, found in enumerate(self._row_pieces("k", at)):
+                self.keys.store(first + index, *found)
         if operands.scaled:
             self._load_scales("k_scale", iteration, self.key_scales)
 
     def load_values(self, iteration: Expr) -> None:
         """Load an iteration's values: pieces of those of its run of keys of each fragment."""
-        spec, operands, place = self.spec, self.spec.operands, self.place
-        piece, tensor = operands.value_elements, place.inputs.tensors["v"]
+        operands, place = self.spec.operands, self.place
         for fragment in range(self.spec.schedule.fragments):
             for key in range(self.spec.run):
                 at = self._row("v", self._key(iteration, fragment, place.g * self.spec.run + key))
-                for index in range(operands.value_pieces):
-                    column, end = (index * SIDE + place.left) * piece, (index + 1) * SIDE * piece
-                    found = load_within(spec, tensor, at, column, end, (piece, operands.width))
-                    self.values.store(
-                        (fragment * self.spec.run + key) * operands.value_pieces + index, *found
-                    )
+                first = (fragment * self.spec.run + key) * len(operands.value_pieces)
+                for index, found in enumerate(self._row_pieces("v", at)):
+                    self.values.store(first + index, *found)
         if operands.scaled:
             self._load_scales("v_scale", iteration, self.value_scales)
 
@@ -388,14 +389,23 @@ class Keys:
 
     def key(self, fragment: int) -> list[Expr]:
         """Return the words of the lane's part of a key."""
-        count = self.spec.operands.key_pieces * self.key_words
+        count = sum(self.spec.operands.key_widths)
         return [self.keys[fragment * count + i] for i in range(count)]
 
     def value(self, fragment: int) -> list[list[Expr]]:
         """Return the words of the lane's pieces of a run of values."""
-        count = self.spec.operands.value_pieces * self.value_words
+        count = sum(self.spec.operands.value_widths)
         first, run = fragment * self.spec.run, range(self.spec.run)
         return [[self.values[(first + key) * count + i] for i in range(count)] for key in run]
+
+    def _row_pieces(self, name: str, at: Expr) -> Iterator[tuple[Expr, int]]:
+        """Yield the lane's pieces of a key or a value that begins at an element, as `load` does."""
+        operands, tensor = self.spec.operands, self.place.inputs.tensors[name]
+        keys = name == "k"
+        lanes, lane = (operands.groups, self.place.g) if keys else (SIDE, self.place.left)
+        for piece in operands.key_pieces if keys else operands.value_pieces:
+            size = piece.elements, operands.width
+            yield load_within(self.spec, tensor, at, piece.column(lane), piece.end(lanes), size)
 
     def _row(self, name: str, key: Expr) -> Expr:
         return self.begins[name] + key * self.steps[name]
@@ -413,10 +423,6 @@ class Keys:
                 key = self._key(iteration, fragment, place.g * self.spec.run + element)
                 at = place.begin(name) + key * place.inputs.numbers[f"{name}_s"]
                 scales.store(fragment * self.spec.run + element, d.as_type(tensor[at], "uint32"), 1)
-
-
-def _words(nbytes: int) -> int:
-    return max(1, nbytes // 4)
 
 
 def _mask_word(value: Expr) -> Expr:
