@@ -167,6 +167,17 @@ def test_a_release_that_dropped_the_architecture_is_named(tmp_path: Path) -> Non
         toolchain.compile_cuda("", HOPPER, "cubin")
 
 
+def test_a_gcc_that_is_newer_than_nvcc_compiles(tmp_path: Path) -> None:
+    """Nvcc 13 knows gcc up to 15; its check is a header's, which this option switches off."""
+    fake = program(
+        tmp_path, "nvcc",
+        'case "$*" in *-allow-unsupported-compiler*) ;; *) echo "unsupported GNU" >&2; exit 1;; esac\n'
+        'while [ "$1" != -o ]; do shift; done; printf cubin > "$2"',
+    )  # fmt: skip
+    with knobs.override(nvcc=fake):
+        assert toolchain.compile_cuda("", HOPPER, "cubin")[0] == b"cubin"
+
+
 # ---- reports ----------------------------------------------------------------------------
 def test_resources_are_read_per_kernel() -> None:
     report = toolchain.parse_resources(PTXAS_LOG)
