@@ -74,13 +74,17 @@ class Configuration:
         return found
 
     def hold(self, matrix: QuantizedTensor, dtype: torch.dtype, where: torch.device) -> Linear:
-        """Return the layer of a shard; its canonical weight is not kept unless the user says so."""
+        """Return the layer of a shard; its canonical weight is not kept unless the user says so.
+
+        GPTQModel's ``activation``, a dictionary, tells how its own kernels quantize inputs, which stay here.
+        """
+        named = self.config.get("activation")
         return Linear.from_quantized(
             matrix,
             None,
             dtype=dtype,
             device=where,
-            activation=self.config.get("activation"),
+            activation=None if isinstance(named, dict) else named,
             keep_canonical=bool(self.config.get("keep_canonical")),
         )
 

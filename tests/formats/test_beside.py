@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ladder
+from ladder.integrations.engine_layers import Configuration
 
 FILES = Path(__file__).parent / "files"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
@@ -221,6 +222,24 @@ def test_configurations_of_what_weights_hold_are_read(
     """Rotations and smoothing that are in the weights, what was not used, and names of layers."""
     found = ladder.load_checkpoint(changed(name, tmp_path, {}, config)).dequantize("layer.weight")
     assert torch.equal(found, ladder.load_checkpoint(changed(name, tmp_path, {})).dequantize("layer.weight"))
+
+
+def test_engines_refuse_configurations_of_more_than_weights() -> None:
+    """vLLM's and SGLang's loaders fill layers of ours: no checkpoint of ours is opened there."""
+    given = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    assert Configuration(given, "an engine", {"gptq": None}).form == "gptq"
+    with pytest.raises(ladder.CheckpointError, match="'adapter'"):
+        Configuration({**given, "adapter": {"rank": 8}}, "an engine", {"gptq": None})
+
+
+def test_how_gptqmodel_quantizes_inputs_is_allowed(tmp_path: Path) -> None:
+    """GPTQModel 7.7 says it in a dictionary, which was taken for the type of our layer's inputs."""
+    said = {"activation": {"mode": "w4a_nvfp4", "recipe": "least_squares"}}
+    matrix = ladder.load_checkpoint(changed("gptq_v2_4bit", tmp_path, {}, said))["layer.weight"]
+    served = Configuration({"quant_method": "gptq", **said}, "an engine", {"gptq": None})
+    layer = served.hold(matrix, torch.float32, torch.device("cpu"))
+    wanted = torch.ones(1, K) @ matrix.dequantize("float32").T
+    assert torch.allclose(layer(torch.ones(1, K)), wanted, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("version", ["gptq_v1_4bit", "gptq_v2_4bit", "gptq_planar_3bit"])

@@ -123,6 +123,8 @@ def test_skipped_and_refused() -> None:
         down(config(weight="int4", group_size=48, online=True), 0, 4)
     with pytest.raises(ladder.CheckpointError, match="vLLM itself"):
         config(quant_method="awq")
+    with pytest.raises(ladder.CheckpointError, match="inputs rotated"):
+        config(quant_method="gptq", bits=4, group_size=GROUP, rotation="hadamard")
     override = plugin.LadderQuantizationConfig.override_quantization_method
     assert override({"quant_method": "gptq"}, "ladder") == "ladder"
     assert override({"quant_method": "gptq"}, None) is None
