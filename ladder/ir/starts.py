@@ -16,7 +16,7 @@ from ladder.ir.graph import Graph, Node
 from tile_types.tile import Extent
 
 SHARING = 3
-"""Graphs that differ in starts alone from which on one kernel for all is worth numbers that it takes."""
+"""Least number of graphs that differ only in starts for which one kernel takes the starts as arguments."""
 
 
 def start_names(graph: Graph) -> set[str]:

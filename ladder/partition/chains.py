@@ -22,23 +22,23 @@ NESTED = 3
 """Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
 
 MUCH = 1 << 20
-"""Elements of which a launch more costs less than to leave most of the device idle."""
+"""Least number of elements for which another launch costs less than leaving most of the device idle."""
 
 JOINED = 32
-"""Operands of a join from which on torch copies them: each is a piece of the loop in a kernel."""
+"""Least number of operands of a concatenation that torch copies: in a kernel each is a part of the loop."""
 
 LITTLE = 16
-"""Parts in which what one chain hands to another is at most one part of what they read."""
+"""A value between two chains is small if it is at most one part in so many of what they read."""
 
 CALLED = ("sin", "cos", "log", "pow")
 """Functions that kernels for CPUs have the C library compute, element by element."""
 
 LONG = ("sin", "cos")
-"""Functions whose code is long on GPUs too, since arguments of any size are reduced: the rotary embedding of
-one token took 12 us where each head computed the cosines (H100), and takes 1 where it reads them."""
+"""Functions whose code is long on GPUs too, since it reduces arguments of any size: where many elements read
+one result, as heads read a rotary embedding's cosines, storing it is faster."""
 
 AGAIN = 4
-"""Readers of an element from which on storing it costs less than to call such a function for each."""
+"""Least number of readers of an element for which storing it costs less than a call for each."""
 
 ELEMENTS = (
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool",

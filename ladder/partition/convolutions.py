@@ -188,7 +188,7 @@ TILE = 64
 """Rows and columns of a block; products come in multiples of as many, too."""
 
 ALIGNED = 4
-"""Channels of which depths are a multiple, or it takes `SLOWER` times as long."""
+"""Multiple of the number of channels without which a convolution takes `SLOWER` times as long."""
 
 SLOWER = 3
 

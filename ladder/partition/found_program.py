@@ -220,7 +220,7 @@ class _Translation:
 
 
 def sliced_product(graph: Graph, node: Node) -> Node | None:
-    """Return the product of which a slice takes columns; None if it does another thing."""
+    """Return the product whose columns a slice takes; None if the slice is another one."""
     given, whole = node_attributes(node), graph.tile(node.inputs[0]).shape
     source = graph.producer(node.inputs[0])
     while source.operator in ("reshape", "convert"):

@@ -188,7 +188,7 @@ class Products:
         return rows or convolution_part(self.regions(node), self.device, self.packable, self.choose)
 
     def regions(self, node: Node) -> list[Subgraph]:
-        """Return a product, then with more and more of what is made of it element by element."""
+        """Return a product alone, then with one, two and more element-wise operators of its epilogue."""
         members, value = {node.name}, node.name
         regions = [self.part_of(members, value)]
         for _ in range(LONGEST_EPILOGUE):
@@ -297,7 +297,7 @@ def source_of(graph: Graph, value: str) -> str:
 
 
 MOST = 12_000_000
-"""Elements of a matrix of which a second copy is kept, in the order in which kernels read it."""
+"""Most elements of a matrix that is kept a second time, in the order in which kernels read it."""
 
 
 def rows_part(graph: Graph, regions: Iterable[Subgraph], device: TileDevice | None) -> Subgraph | None:

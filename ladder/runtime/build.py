@@ -69,7 +69,7 @@ class Kernel:
 
 _kernels: dict[str, Kernel] = {}
 _in_place_of: dict[str, Kernel] = {}
-"""Key of a job whose kernel spills -> what is taken."""
+"""Key of a job whose kernel spills -> the kernel that is used instead."""
 _entries: dict[str, Any] = {}
 """Path of a library -> its loaded entry."""
 

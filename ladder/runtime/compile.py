@@ -310,7 +310,7 @@ def settled(request: Request, choose: Callable[[], Plan]) -> tuple[Plan, list[Ke
 
 
 _spilling: dict[tuple[Request, Plan], Plan] = {}
-"""What the policy chooses for a request -> what is taken, where all that was tried spills."""
+"""(Request, plan of the policy) -> plan that is used instead, where all kernels that were tried spill."""
 
 
 def _plans(request: Request, plan: Plan, choose: Callable[[], Plan]) -> Iterator[tuple[Plan, list[Kernel]]]:

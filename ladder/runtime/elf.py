@@ -42,7 +42,7 @@ class _Relocation(ctypes.Structure):
 
 
 class _Symbol(ctypes.Structure):
-    """A symbol, of which only the place of its name is of interest."""
+    """An entry of a symbol table; only the offset of its name is read."""
 
     _fields_ = (("name", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 20))
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from targets import TileDevice
 
 ALIGNMENT = 16
-"""Bytes at multiples of which tensors begin: copies take so many at once."""
+"""Alignment of tensors in bytes, which vector copies need."""
 
 
 @dataclass(frozen=True)

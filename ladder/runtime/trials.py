@@ -27,13 +27,13 @@ TILES = (8, 16, 32, 48, 64, 96, 128, 192, 256)
 """Extents of a split dimension in a tile that are tried."""
 
 TILINGS = 20
-"""Choices of tiles, best first with a few schedules, of which all schedules are considered."""
+"""Best choices of tiles, as ranked with a few schedules, for which all schedules are considered."""
 
 WORTHWHILE = 8
-"""Choices of tiles from which on processes share them."""
+"""Least number of choices of tiles that is divided among processes."""
 
 INDISTINCT = 0.03
-"""Relative difference of predicted times that says nothing."""
+"""Relative difference of predicted times below which schedules count as equally fast."""
 
 SPARE = 32
 """Candidates beside those that are built: some cannot be emitted after all."""

@@ -22,7 +22,7 @@ SPARE = "chunks that no tile has"
 """Region with 16 bytes of each thread, for those beyond a tile's last chunk (`copies.HeldCopy`)."""
 
 PACKED_ALIGNMENT = 128
-"""Bytes at multiples of which tiles begin that tensor copies do not swizzle."""
+"""Alignment in bytes of tiles that tensor copies do not swizzle."""
 
 
 @dataclass(frozen=True)
@@ -394,7 +394,7 @@ class BlockGeometry:
 
     @property
     def alignment(self) -> int:
-        """Bytes at multiples of which tiles begin: where swizzles do."""
+        """Alignment of tiles in bytes: that of the swizzle."""
         return 1024 if self.schedule.copies == "tensor" else PACKED_ALIGNMENT
 
     @property

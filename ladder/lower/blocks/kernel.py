@@ -89,7 +89,7 @@ class Store:
                 self._store_columns(node, value, [b.keep(first + i) for i in range(span)])
 
     def _store_once(self, node: Node, value: Value, columns: Sequence[Expr]) -> None:
-        """Store a result of which every group takes as many columns: others' sums are read before it."""
+        """Store a result whose columns are divided evenly among groups; each reads others' sums before."""
         places = [(m, n) for m in range(self.context.row_fragments(value.shape[0])) for n in columns]
         parts = [value.fragment(m, n) for m, n in places]
         if self.merger is not None:

@@ -57,7 +57,7 @@ class Reduce(Value):
 
 
 def _root_of_squares(value: Value) -> Value | None:
-    """Return the 16-bit matrix of which a value is the square of every element, if it is, for products."""
+    """Return the 16-bit matrix that a value is the element-wise square of; None if it is no such square."""
     squared = isinstance(value, Elementwise) and (
         value.operator == "square" or (value.operator == "mul" and value.operands[0] is value.operands[1])
     )

@@ -33,7 +33,7 @@ from ladder.movement.rewrite import rewrite
 from ladder.partition.rows import REDUCTIONS
 
 LANES, NARROW = 16, 4
-"""Elements of a vector, and of those that what is left of a row is taken in."""
+"""Elements of a vector, and of the shorter vectors at the end of a row."""
 
 LONGEST = 1 << 13
 """Elements of a row that are kept on the stack between its reductions and its results; others on the heap."""

@@ -111,7 +111,7 @@ class PrologueForm:
 
 
 class _Dialect(CudaDialect):
-    """CUDA, but for stores of activation rows."""
+    """CUDA's dialect with its own stores of activation rows."""
 
     rows: Any = None
     """Shared memory that takes them, in their own shape."""

@@ -23,10 +23,10 @@ QUARTERS = 0.63661977236758134
 """Quarter turns of an angle of 1: 2 / pi."""
 
 QUARTER = (1.57079637050628662109375, -4.37113900018624283e-8, -1.71512451e-15)
-"""pi / 2 in three float32: of angles that are not large, what is left of a quarter turn keeps its digits."""
+"""pi / 2 as the sum of three float32: enough digits to reduce angles that are not large."""
 
 LARGE = 20
-"""Exponent of angles from which on float32 has too few digits for what is left of a quarter turn."""
+"""Exponent from which on an angle is large: `QUARTER` has too few digits to reduce it."""
 
 TWO_OVER_PI = (0x028BE60D, 0xB9391054, 0xA7F09D5F, 0x47D4D377, 0x036D8A56, 0x64F10E41, 0x07F9458E)
 """2 / pi times 2^218 in words: 5 bits before the point, and those behind it that an angle may need."""
@@ -36,7 +36,7 @@ COSINE = (2.443315711809948e-5, -1.388731625493765e-3, 4.166664568298827e-2)
 """Of ``(sin(r) - r) / r**3`` and ``(cos(r) - 1 + r**2 / 2) / r**4`` for |r| <= pi / 4 (Cephes, sinf.c)."""
 
 ROOT_OF_HALF = 0x3F3504F3
-"""Bits of the root of 1/2, where mantissas begin of which the logarithm is taken."""
+"""Bits of the root of 1/2, the least mantissa that the logarithm's series is used for."""
 
 LOGARITHM = (1 / 9, 1 / 7, 1 / 5, 1 / 3)
 """Of ``artanh(s) / s - 1`` in powers of s squared, for mantissas (1 + s) / (1 - s)."""
@@ -86,7 +86,7 @@ def _turned(ahead: int, x: Expr) -> Expr:
 
 
 def _sine(rest: Expr, quadrant: Expr) -> Expr:
-    """Return the sine of what is left of some quarter turns."""
+    """Return the sine of a reduced angle ``rest`` plus ``quadrant`` quarter turns."""
     square, quadrant = kept(rest * rest), kept(quadrant)
     sine = _fma(_series(SINE, square), square * rest, rest)
     cosine = _fma(_series(COSINE, square), square * square, _fma(square, T.float32(-0.5), T.float32(1)))
@@ -95,7 +95,7 @@ def _sine(rest: Expr, quadrant: Expr) -> Expr:
 
 
 def _large_sine(ahead: int, x: Expr) -> Expr:
-    """Return the same of a finite large angle: one expression, of which other angles compute nothing."""
+    """Return the sine of a finite large angle, as one expression that other angles do not evaluate."""
     names: list[tuple[Any, Expr]] = []
 
     def name(value: Expr) -> Expr:

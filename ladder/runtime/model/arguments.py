@@ -163,7 +163,7 @@ def lies_once(value: torch.Tensor) -> bool:
 
 
 def _are_apart(spans: Iterable[tuple[int, int, bool]]) -> bool:
-    """Say whether no span of memory that is written meets another; they come by their beginnings."""
+    """Tell whether no written span of memory overlaps another; spans are sorted by their beginnings."""
     end = end_of_written = 0
     for begin, until, written in spans:
         if begin < until and (begin < end_of_written or (written and begin < end)):

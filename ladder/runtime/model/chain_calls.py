@@ -90,7 +90,7 @@ def _operands(slots: Slots, reads: Sequence[tuple[int, bool, bool]]) -> list[tor
 
 
 def _extents_within(graph: Graph) -> tuple[Extent, ...]:
-    """Return the extents of all values of a chain of which a kernel does not know whether they are 0."""
+    """Return the extents in a chain that may be 0 at run time."""
     extents = (e for node in graph.nodes for tile in node.tiles for e in tile.shape)
     return tuple(dict.fromkeys(extent for extent in extents if extent != 0))
 

@@ -53,7 +53,7 @@ MOST_WORKERS = 16
 """Processes that search, at most: as many as there are cores."""
 
 CHOICES = 3
-"""Choices of tiles of which all schedules are considered."""
+"""Best choices of tiles, for which all schedules are considered."""
 
 
 @cache

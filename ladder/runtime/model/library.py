@@ -27,7 +27,7 @@ from tile_types.errors import LadderError
 Indices = Sequence[torch.Tensor | None]
 
 FEWEST = 2048
-"""Rows from which on this is faster."""
+"""Least number of rows at which this is faster."""
 
 BROADCAST = 4
 """How many times more rows there are than numbers given for them."""
@@ -101,7 +101,7 @@ QUICKER: Mapping[str, Callable[[Run], Run]] = {
     "aten.index.Tensor": indexed,
     "transformers.grouped_mm_fallback.default": grouped,
 }
-"""Operators of which some calls have a quicker way with the same results -> what makes it of torch's own."""
+"""Operator -> what wraps torch's call of it: some calls take a faster way, with equal results."""
 
 
 def library_run(graph: Graph, now: CallSizes) -> Run:

@@ -74,7 +74,7 @@ COMPARISONS: dict[str, Callable[[Number, Number], bool]] = {
     "ge": lambda a, b: a >= b,
     "o": lambda a, b: not (np.isnan(a) or np.isnan(b)),
 }
-"""Relations; with ``n`` before them, and ``u``, their opposites, which NaN meets."""
+"""Relations; their negations, ``u`` and those with ``n`` before the name, hold for NaN."""
 
 
 def _read(operand: Operand, dtype: type) -> Callable[[Wave], Number]:

@@ -22,9 +22,9 @@ FLAG_BYTES, QUAD_BYTES = 8, 16
 
 
 class Handed:
-    """Who stored each quad of sums in the workspace, and what each flag that is up vouches for.
+    """Which warp stored each quad of sums in the workspace, and which stores each raised flag orders.
 
-    Clocks end at the cluster, so what a flag hands on is kept with it: the block, and the clock of the warp.
+    Vector clocks cover one cluster, so a flag is kept with the block and clock of the warp that raised it.
 
     size: Bytes of the workspace.
     """
@@ -57,7 +57,7 @@ class Handed:
         clocks.advance(c.warps)
 
     def check(self, c: Cohort, flags: Array | None, place: Array, statement: int) -> None:
-        """Report quads at ``place`` that the flag which each warp waited for, if any, does not vouch for."""
+        """Report quads at ``place`` whose stores precede no flag that the reading warp has waited for."""
         nothing = -1, np.zeros(c.machine.memory.agents.count, np.int32)
         for row in range(c.count):
             quads = place[row] // QUAD_BYTES

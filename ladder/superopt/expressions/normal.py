@@ -34,7 +34,7 @@ LIMIT = 256
 
 
 class UndecidedError(LadderError):
-    """The normal form does not decide: it exceeds `LIMIT`, or divisors that are fractions meet."""
+    """The normal form does not decide: it exceeds `LIMIT`, or a divisor is a fraction itself."""
 
 
 @dataclass(frozen=True)

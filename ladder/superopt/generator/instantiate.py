@@ -223,7 +223,7 @@ class _Builder:
         return b.add("load", source, grid=tuple(grid), loop=(loop,), shape=tile)
 
     def _part_tile(self, whole: Sequence[Extent]) -> tuple[Extent, ...]:
-        """Return the tile of which a stored part is made: what no grid dimension splits."""
+        """Return the extents of a stored part: those of the whole, without what grid dimensions split."""
         names = {f"{dimension}g" for dimension in self.mapping.grid}
         return tuple(
             product(name for name in str(extent).split("*") if name not in names) for extent in whole

@@ -222,7 +222,7 @@ class Space:
         return found, dropped
 
     def _steps_of(self, operands: tuple[int, ...], values: Sequence[Value]) -> Iterator[GraphStep]:
-        """Yield the steps of one operand, or of two whose shapes can meet."""
+        """Yield the steps of one operand, or of two whose shapes can be broadcast."""
         packed = [values[i].packed for i in operands]
         if len(operands) == 1:
             one = (operands[0],)

@@ -316,7 +316,7 @@ Known = Mapping[int, Collection[str]]
 
 
 def conditions(graph: Graph) -> Iterator[tuple[str, Node]]:
-    """Yield what a program needs to be finite, and of which node's value."""
+    """Yield each condition for a program's results to be finite, with the node whose value it concerns."""
     for node in graph.nodes:
         for operator, position, kind in ASKING:
             if node.operator == operator:

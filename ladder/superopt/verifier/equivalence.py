@@ -52,7 +52,7 @@ PROOF_DRAWS = 64
 
 
 MOST_RECOGNISED = 64
-"""Pairs of values at most of which it is proved that they are equal, to see where programs are defined."""
+"""Most pairs of values that are proved equal to find out where programs are defined."""
 
 _OMEGA = 4
 """A square other than 1: of order q in Z_p for p = 2q + 1, q prime."""

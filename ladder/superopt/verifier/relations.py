@@ -32,7 +32,7 @@ LARGEST = 1 << 12
 """Inputs are integers up to this: large enough that values are hardly equal by chance."""
 
 MOST_BASES = 24
-"""Roots of which products are tried."""
+"""Most roots whose products are tried."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Sums:
     divided: bool = False
 
     def plus(self, other: Sums) -> Sums:
-        """Of a sum, over the product of both denominators."""
+        """Return those of a sum, over the product of both denominators."""
         return Sums(
             min(self.low + other.under_low, other.low + self.under_low),
             max(self.high + other.under_high, other.high + self.under_high),
@@ -32,7 +32,7 @@ class Sums:
         )
 
     def times(self, other: Sums) -> Sums:
-        """Of a product."""
+        """Return those of a product."""
         return Sums(
             self.low + other.low,
             self.high + other.high,
@@ -42,11 +42,11 @@ class Sums:
         )
 
     def inverted(self, varies: bool) -> Sums:
-        """Of 1 / value; ``varies``: whether the value varies with the symbol."""
+        """Return those of 1 / value; ``varies``: whether the value varies with the symbol."""
         return Sums(self.under_low, self.under_high, self.low, self.high, self.divided or varies)
 
     def either(self, other: Sums) -> Sums:
-        """Of a concatenation."""
+        """Return those of a concatenation."""
         return Sums(
             min(self.low, other.low),
             max(self.high, other.high),
@@ -56,7 +56,7 @@ class Sums:
         )
 
     def summed(self) -> Sums:
-        """Of the sum over the symbol."""
+        """Return those of the sum over the symbol."""
         return replace(self, low=self.low + 1, high=self.high + 1)
 
 

@@ -230,7 +230,7 @@ class _Step:
         return frozenset().union(*(argument.digits for argument in arguments))
 
     def _aligned(self, a: Axes, b: Axes) -> Axes:
-        """Return the axes of a broadcast; what meets must join the same parts in the same order."""
+        """Return the axes of a broadcast; aligned axes must join the same parts in the same order."""
         pairs = itertools.zip_longest(reversed(a), reversed(b), fillvalue=(1,))
         return tuple(self._same(left, right) for left, right in pairs)[::-1]
 

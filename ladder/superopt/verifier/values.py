@@ -197,7 +197,7 @@ class Conversions:
         return None
 
     def _is_unknown(self, node: Node, types: Sequence[str], arguments: Sequence[Range]) -> bool:
-        """Whether integers make a function of what is none of real numbers."""
+        """Whether an operator on integers is not the operator on real numbers, and is taken as unknown."""
         if node.operator == "encode":
             return True
         row = get_operator(node.operator)
@@ -237,7 +237,7 @@ class Conversions:
         return integers_of(target.name)
 
     def _keeps(self, source: str, target: str) -> bool:
-        """Whether a value of which nothing else is known is the same in another type."""
+        """Whether every value of one type is unchanged in another."""
         if source == target:
             return True
         if integers_of(source) is not None:
