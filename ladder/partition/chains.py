@@ -18,26 +18,28 @@ from tile_types.tile import Extent
 LONGEST = 96
 """Nodes of one chain: a kernel that is longer spills more than it saves."""
 
-NESTED = 3
+MOST_NESTED = 3
 """Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
 
-MUCH = 1 << 20
-"""Least number of elements for which another launch costs less than leaving most of the device idle."""
+MANY = 1 << 20
+"""Elements for which another launch costs less than leaving most of the device idle.
 
-JOINED = 32
-"""Least number of operands of a concatenation that torch copies: in a kernel each is a part of the loop."""
+An open number of rows counts as so many."""
 
-LITTLE = 16
-"""A value between two chains is small if it is at most one part in so many of what they read."""
+MOST_JOINED = 32
+"""Most operands of a concatenation in a kernel, where each is a part of the loop; torch copies more."""
 
-CALLED = ("sin", "cos", "log", "pow")
+SPLIT_RATIO = 16
+"""Least ratio of the largest value of two chains to what one passes to the other, for two launches."""
+
+LONG_ON_CPUS = ("sin", "cos", "log", "pow")
 """Functions that kernels for CPUs have the C library compute, element by element."""
 
-LONG = ("sin", "cos")
+LONG_ON_GPUS = ("sin", "cos")
 """Functions whose code is long on GPUs too, since it reduces arguments of any size: where many elements read
 one result, as heads read a rotary embedding's cosines, storing it is faster."""
 
-AGAIN = 4
+LEAST_READERS = 4
 """Least number of readers of an element for which storing it costs less than a call for each."""
 
 ELEMENTS = (
@@ -87,7 +89,7 @@ class Chains:
             own = engine(node) == "chain" and not is_inlined(self.graph, node) and node.name not in self.taken
             if stored or own:
                 if is_wide(node):
-                    wide.append(part_of("torch", self.graph, node, f"a join of more than {JOINED}"))
+                    wide.append(part_of("torch", self.graph, node, f"a join of more than {MOST_JOINED}"))
                 else:
                     self.place(node)
         for number in sorted(self.reasons, reverse=True):
@@ -144,13 +146,13 @@ class Chains:
         region, outputs = self.region(members)
         if any(sums_across(region, node) for node in region.nodes):
             return "sums across memory are stored before they are summed on"
-        called, elements = LONG if self.units else CALLED, _elements(region, outputs)
+        called, elements = LONG_ON_GPUS if self.units else LONG_ON_CPUS, _elements(region, outputs)
         if any(node.operator in called and calls_again(node, elements) for node in region.nodes):
             return "functions of few elements are stored before many read them"
         if row_axes(region, outputs, again=self.units > 0) is None:
             return "rows of the two differ: one needs more of the other than a row"
-        if joins_nested(region) > NESTED:
-            return f"more than {NESTED} joins of joins"
+        if joins_nested(region) > MOST_NESTED:
+            return f"more than {MOST_NESTED} joins of joins"
         return lacking(region, self.kind)
 
     def idles(self, first: int, second: int, together: set[str]) -> bool:
@@ -160,14 +162,14 @@ class Chains:
         """
         region, outputs = self.region(together)
         work = max((product(node.tile.shape) for node in region.nodes), key=_known)
-        if not self.units or _known(work) < MUCH or not (rows := _rows(region, outputs)) < self.units:
+        if not self.units or _known(work) < MANY or not (rows := _rows(region, outputs)) < self.units:
             return False
         above, handed = self.region(self.members[first])
         below, results = self.region(self.members[second])
         read = outside_inputs(self.graph, {node.name for node in below.nodes if node.operator != "input"})
         between = sum(_known(product(above.tile(value).shape)) for value in handed if value in read)
         apart = max(_rows(above, handed), _rows(below, results))
-        return 2 * rows <= apart and LITTLE * between <= _known(work)
+        return 2 * rows <= apart and SPLIT_RATIO * between <= _known(work)
 
     def returns(self, members: set[str]) -> bool:
         """Tell whether a path leaves the nodes and comes back, over whole chains and products."""
@@ -296,7 +298,7 @@ def calls_again(node: Node, elements: int) -> bool:
     """Tell whether a function would be called for each row anew."""
     shape = node.tile.shape
     count = _known(product(shape)) or elements
-    return bool(shape) and shape[-1] != 1 and AGAIN * count <= elements
+    return bool(shape) and shape[-1] != 1 and LEAST_READERS * count <= elements
 
 
 def _elements(graph: Graph, outputs: Sequence[str]) -> int:
@@ -345,7 +347,7 @@ def _overlaps(graph: Graph, node: Node) -> bool:
 def _rows(graph: Graph, outputs: Sequence[str]) -> int:
     """Return how many rows a chain has; of an open number, that it has many."""
     rows = product(graph.tile(outputs[0]).shape[: row_axes(graph, outputs)])
-    return rows if isinstance(rows, int) else MUCH
+    return rows if isinstance(rows, int) else MANY
 
 
 def _known(count: Extent) -> int:
@@ -355,7 +357,7 @@ def _known(count: Extent) -> int:
 
 def is_wide(node: Node) -> bool:
     """Tell whether a node joins more than a kernel is compiled for in short time."""
-    return node.operator == "concat" and len(node.inputs) > JOINED
+    return node.operator == "concat" and len(node.inputs) > MOST_JOINED
 
 
 def joins_nested(graph: Graph) -> int:

@@ -2,8 +2,8 @@
 
 A row is what one task computes alone: all its reductions, then all its results. The first ``rows`` axes of
 every result count rows, the others are its columns. A chain has that form if each reduction depends on row
-axes only, or on those and on the reductions around it, and none is computed more than once, or else so little
-(`AGAIN`, `TURNS`) that a launch costs more.
+axes only, or on those and on the reductions around it, and none is computed more than once, or else over so
+few elements (`MOST_REPEATED`, `MOST_REPEATED_INSIDE`) that a launch costs more.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Index = tuple[Loops, ...]
 
 REDUCTIONS = ("reduce_sum", "reduce_max")
 
-AGAIN, TURNS = 1 << 14, 16
-"""Elements that a reduction computed more than once may read in all, and, in another, one after the other."""
+MOST_REPEATED, MOST_REPEATED_INSIDE = 1 << 14, 16
+"""Most elements that a repeated reduction reads in all, and, inside of another one, in each repetition."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class _Legality:
         """Tell whether a reduction of ``extent`` elements may be computed more often than it has results."""
         if not self.again or not isinstance(times, int) or not isinstance(extent, int):
             return False
-        return times * extent <= AGAIN and (not outer.inner or extent <= TURNS)
+        return times * extent <= MOST_REPEATED and (not outer.inner or extent <= MOST_REPEATED_INSIDE)
 
 
 def _guarded_axes(node: Node) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ladder
-from ladder.partition.chains import JOINED
+from ladder.partition.chains import MOST_JOINED
 
 STEPS = 10
 
@@ -115,6 +115,6 @@ def test_many_parts_are_joined_by_torch() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.stack([x[t] * 2 for t in range(len(x))], 1) + 1
 
-    fast, x = ladder.compile(Doubled()), torch.randn(JOINED + 1, 3)
+    fast, x = ladder.compile(Doubled()), torch.randn(MOST_JOINED + 1, 3)
     torch.testing.assert_close(fast(x), Doubled()(x))
-    assert f"a join of more than {JOINED}" in fast.plan()
+    assert f"a join of more than {MOST_JOINED}" in fast.plan()
