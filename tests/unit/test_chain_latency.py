@@ -138,3 +138,37 @@ def test_numbers_are_read_before_one_is_stored() -> None:
     assert len(stores) == len(reads) == len(numbers)
     assert max(reads) < min(stores)
     check(graph)
+
+
+def turned(rows: int, width: int) -> Graph:
+    """Return the cosines and sines of positions times frequencies, and a row that they turn."""
+    g = GraphBuilder("chain")
+    place, steps = g.input("place", "float32", (rows, 1)), g.input("steps", "float32", (width // 2,))
+    half = g.add("mul", place, steps)
+    angles = g.add("concat", half, half, axis=1)
+    cos, sin = g.add("cos", angles), g.add("sin", angles)
+    x = g.add("convert", g.input("x", "float16", (rows, width)), type="float32")
+    return g.finish(cos, sin, g.add("convert", g.add("mul", x, cos), type="float16"))
+
+
+@pytest.mark.parametrize("device", ["cuda/sm_90a", "rocm/gfx942"])
+def test_few_long_functions_are_of_single_elements(device: str) -> None:
+    """One thread had the code of 32 cosines and sines, which it fetched: 11 us of each decoded token."""
+    few, many = (script(turned(rows, 64), get_device(device)).count("\n") for rows in (1, 8192))
+    assert 3 * few < 2 * many
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_long_functions_of_single_elements_are_right(rows: int) -> None:
+    graph = turned(rows, 64)
+    rng = np.random.default_rng(0)
+    kinds = [np.float32, np.float32, np.float16]
+    inputs = [
+        rng.uniform(0, 40, node.tile.shape).astype(kind)
+        for node, kind in zip(graph.inputs, kinds, strict=True)
+    ]
+    outputs = [np.full((rows, 64), np.nan, kind) for kind in kinds]
+    result = simulate_launch(emit_chain(graph, H200, "k"), [*inputs, *outputs], outputs=(3, 4, 5))
+    assert not result.findings, result.report()
+    for got, exact, bound in zip(outputs, evaluate(graph, inputs), (2e-4, 2e-4, 0.04), strict=True):
+        assert np.allclose(got.astype(np.float64), exact, rtol=0, atol=bound)

@@ -49,6 +49,10 @@ Places = dict[Any, tuple[Expr, Index]]
 """Extents -> (number of the vector in its row, index of the row)."""
 
 
+LONG = ("sin", "cos", "pow")
+"""Functions of a hundred instructions and more."""
+
+
 class VectorLoops:
     """The vectors of a kernel whose threads work alone."""
 
@@ -187,6 +191,7 @@ class VectorLoops:
         if self.nest.reductions() and len(shape) == self.nest.rows:
             return [(value, 1, self.nest.window_width, 0, shape[-1])]
         merged, width = (1, 1) if self.nest.reductions() else self.layout(value)
+        width = 1 if self.works_apart() else width
         if merged > 1:
             return [
                 (
@@ -201,6 +206,18 @@ class VectorLoops:
         cuts = self.nest.cuts(value, probes, probes[-1], shape[-1])
         whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
         return [(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
+
+    def works_apart(self) -> bool:
+        """Whether threads take single elements: few, of functions whose code is slower to fetch than to run.
+
+        A vector of eight sines has the code of eight, with their rare branches, and one thread runs all.
+        """
+        graph, mapping = self.nest.graph, self.nest.mapping
+        sizes = [product(graph.tile(value).shape) for value in graph.outputs]
+        counts = [size for size in sizes if isinstance(size, int)]
+        most = mapping.threads * self.nest.dialect.device.units
+        few = len(counts) == len(sizes) and sum(counts) <= most
+        return few and mapping.num <= 1 and any(node.operator in LONG for node in graph.nodes)
 
     def items(self, value: str, merged: int, width: int, start: Expr, stop: Expr) -> Expr:
         """Return how many vectors a piece has over all rows."""
