@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from benchmarks.paper.records import Records
 
@@ -70,6 +70,8 @@ class Figure:
         measure them; ``{file}`` is where they write.
     remark
         What differs, or what is missing.
+    reasons
+        Label of a point, or how it begins -> why ours is behind, by what was measured.
     """
 
     key: str
@@ -79,6 +81,13 @@ class Figure:
     points: Callable[[Records], Sequence[Point]]
     results: tuple[tuple[str, str], ...] = ()
     remark: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def reason(self, point: Point) -> str:
+        """Say why ours is behind the paper; nothing where it is not."""
+        if point.verdict != "behind":
+            return ""
+        return next((why for label, why in self.reasons.items() if point.label.startswith(label)), "")
 
     def verdict(self, points: Sequence[Point]) -> str:
         """Say in a line how many points agree."""

@@ -26,7 +26,8 @@ def shown(value: float | None, unit: str) -> str:
 def cells(figure: Figure, point: Point) -> tuple[str, ...]:
     """Return the row of a point of a figure."""
     values = (shown(value, point.unit) for value in (point.paper, point.ours))
-    return (point.label, *values, point.verdict, point.note or missing(figure, point))
+    note = "; ".join(filter(None, (point.note, figure.reason(point))))
+    return (point.label, *values, point.verdict, note or missing(figure, point))
 
 
 def missing(figure: Figure, point: Point) -> str:

@@ -44,7 +44,7 @@ def test_every_figure_prints_and_draws(key: str, tmp_path: Path) -> None:
 def test_what_disagrees_says_why(key: str) -> None:
     figure = FIGURES[key]
     for point in figure.points(Records()):
-        reasons = {"behind": point.note or figure.remark, "not measured": point.note or figure.results}
+        reasons = {"behind": figure.reason(point), "not measured": point.note or figure.results}
         assert reasons.get(point.verdict, True), point.label
 
 
