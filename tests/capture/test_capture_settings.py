@@ -305,6 +305,54 @@ def _kinds(function: Any, x: Any) -> Any:
     return [(item.is_inference(), item.tolist()) for item in found], torch.is_inference_mode_enabled()
 
 
+SHOWING = (
+    lambda x: x.unflatten(0, (2, -1)),
+    lambda x: x.reshape(x.shape),
+    lambda x: x.view_as(x),
+    lambda x: torch.narrow(x, 0, 0, 2),
+    lambda x: x.tensor_split(2)[1],
+    lambda x: x.movedim(0, 1),
+    lambda x: torch.einsum("ij->ji", x),
+    lambda x: x.unsafe_chunk(2)[0],
+    lambda x: x.chunk(2)[1],
+    lambda x: x.view(torch.float32),
+    lambda x: torch.dropout(x, 0.5, train=False),
+)
+"""What gives views of a matrix, or the matrix itself."""
+
+
+@pytest.mark.parametrize("source", ["parameter", "result", "made inside"])
+@pytest.mark.parametrize(
+    ("way", "show"), [*((capture, show) for show in SHOWING), (ladder.compile, SHOWING[0])]
+)
+def test_views_made_in_inference_mode_are_what_they_are_in_eager(show: Any, way: Any, source: str) -> None:
+    def program(x: Any) -> Any:
+        y = x * 1 if source == "made inside" else x
+        with torch.inference_mode():
+            shown = show(y)
+        return shown, shown.requires_grad, shown._is_view()
+
+    assert _shown(way(program), source) == _shown(program, source)
+
+
+def _shown(function: Any, source: str) -> list[Any]:
+    """Return what is told of views in calls of a function, and what writing one raises."""
+    x = torch.ones(4, 4, requires_grad=True)
+    x = x * 2 if source == "result" else x
+    told: list[Any] = []
+    for grad in (True, False, True, False):
+        with torch.set_grad_enabled(grad):
+            shown, *seen = function(x)
+        told.append((*seen, shown.is_inference(), shown.data_ptr() == x.data_ptr(), shown.tolist()))
+        told.append(grad and (shown.requires_grad, shown._is_view(), shown.is_leaf, str(shown.grad_fn)[:12]))
+        try:
+            told.append((shown * 2).requires_grad)
+            shown.mul_(1)
+        except RuntimeError as error:
+            told.append(str(error))
+    return told
+
+
 def test_which_accelerator_there_is_is_read() -> None:
     def program(x: Any) -> Any:
         return x * 2, torch.accelerator.current_accelerator()

@@ -229,9 +229,14 @@ def _is_inference(heap: Heap, trace: Trace, wanted: list[Value]) -> bool:
     Raises Unrecordable where it makes tensors of both, or writes into one of inference mode outside of it.
     """
     inputs = [item for _, _, item in trace.placeholders if is_a(item, torch.Tensor)]
-    given = {storage_of(item) for item in inputs if item.layout is torch.strided}
-    made = [value.obj for value in wanted if is_a(value.obj, torch.Tensor)]
-    found = {item.is_inference() for item in made if storages([item])[0] not in given}
+    given = {storage_of(item): item.is_inference() for item in inputs if item.layout is torch.strided}
+    found = set()
+    for made in (value for value in wanted if is_a(value.obj, torch.Tensor)):
+        memory, inference = storages([made.obj])[0], made.obj.is_inference()
+        if inference is not given.get(memory):
+            found.add(inference)
+        if made.obj.requires_grad and made.obj._is_view():  # torch tells what writes it later
+            found.add(made.inference)
     if trace.changes_tensors and any(item.is_inference() for item in inputs):
         found.add(True)
     if len(found) > 1:

@@ -193,7 +193,8 @@ def _note_result(
     vm.trace.operators += 1
     depends = _depends(monitor, inputs)
     ranked = not depends or not (monitor.ranks or any(not item.ranked for item in inputs))
-    _fx_result(vm, result, Value("", None, node, depends, ranked=ranked))
+    mode = torch.is_inference_mode_enabled()
+    _fx_result(vm, result, Value("", None, node, depends, ranked=ranked, inference=mode))
     open_numbers = set(node.all_input_nodes) - {item.fx for item in inputs}
     known = not (monitor.random or monitor.mutated or open_numbers)
     known = known and all(item.constant for item in inputs)
@@ -386,7 +387,7 @@ def _fx_result(vm: Interpreter, result: Any, like: Value) -> None:
     if is_a(result, torch.Tensor):
         if vm.heap.find(result) is None:
             dynamic = like.dynamic and (bool(result.dim()) or not like.ranked)
-            vm.trace.add(Value(vm.heap.computed(result).var, result, fx, dynamic, ranked=like.ranked))
+            vm.trace.add(replace(like, var=vm.heap.computed(result).var, obj=result, dynamic=dynamic))
     elif is_a(result, tuple | list):
         node = vm.heap.computed(result)
         node.full = True

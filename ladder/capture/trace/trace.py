@@ -30,7 +30,7 @@ class Value:
 
     `fx`: its node; None for an input that nothing has used yet. `dynamic`: its shape depends on values.
     `ranked`: its number of axes does not. `constant`: it is made of numbers alone, and so the same in every
-    run that matches.
+    run that matches. `inference`: whether an operator made it in inference mode.
     """
 
     var: str
@@ -39,6 +39,7 @@ class Value:
     dynamic: bool = False
     constant: bool = False
     ranked: bool = True
+    inference: bool = False
 
 
 class Apart(NamedTuple):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,8 +50,17 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note `func`, then run it."""
+        """Note `func`, then run it; in inference mode, one that is made of others runs as those."""
         kwargs = kwargs or {}
+        if not torch.is_inference_mode_enabled() or _has(func, _VIEWS):
+            return self._note_and_run(func, args, kwargs)
+        with _noting_views():
+            if not _has(func, _COMPOSITE):
+                return self._note_and_run(func, args, kwargs)
+            with self:  # outside of inference mode, autograd has taken it apart
+                return func._op_dk(_COMPOSITE, *args, **kwargs)
+
+    def _note_and_run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tags, name = func.tags, func._schema.name.removeprefix("aten::")
         self.operators += 1
         depends = torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags
@@ -94,6 +104,26 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.mutated.add(storage_of(item))
             self.counted[storage_of(item)] += times
         return tensors
+
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_VIEWS = torch._C.DispatchKey.ADInplaceOrView
+"""Where operators note which tensors are views, and count what they write."""
+
+
+def _has(func: Any, key: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+
+@contextmanager
+def _noting_views() -> Iterator[None]:
+    """Let what an operator calls note views, which torch leaves out inside of a mode's own function."""
+    left_out = torch._C._dispatch_tls_is_dispatch_key_excluded(_VIEWS)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_VIEWS, False)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_VIEWS, left_out)
 
 
 TAGGED = ("aten::", "prims::", "ladder::")
