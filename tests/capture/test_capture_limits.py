@@ -42,6 +42,43 @@ def test_a_word_of_many_values(caplog):
     assert len(warnings_of(caplog)) == 1
 
 
+class _Told(torch.nn.Module):
+    """A method whose first argument lies in a cell, or is gone where the graph breaks first."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        return self.in_a_cell(x) if self.cell else self.gone(x)
+
+    def in_a_cell(self, x):
+        def told(step):
+            return len(self._modules) + step
+
+        for step in range(8):
+            os.getpid()
+            x = x + told(step)
+        return x
+
+    def gone(self, x):
+        for step in range(8):
+            os.getpid()
+            x = x + step
+        return x
+
+
+@pytest.mark.parametrize("cell", [True, False])
+def test_methods_in_which_graphs_break_often_are_left_out_for_good(cell):
+    """As ``nn.Module._call_impl`` with hooks: followed anew in every call, all records were dropped."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), _Told(cell), torch.nn.Linear(4, 4))
+    captured = capture(model)
+    with torch.no_grad():
+        same(captured, model, *[(torch.randn(2, 4),) for _ in range(6)])
+    assert captured.calls == {"recorded": 2, "eager": 0}
+    assert captured.outcome == "split"
+
+
 def test_a_thousand_splits_in_a_loop(caplog):
     def function(x, n):
         for step in range(n):

@@ -230,7 +230,7 @@ def _is_inference(heap: Heap, trace: Trace, wanted: list[Value]) -> bool:
     """
     inputs = [item for _, _, item in trace.placeholders if is_a(item, torch.Tensor)]
     given = {storage_of(item): item.is_inference() for item in inputs if item.layout is torch.strided}
-    found = set()
+    found: set[bool] = set()
     for made in (value for value in wanted if is_a(value.obj, torch.Tensor)):
         memory, inference = storages([made.obj])[0], made.obj.is_inference()
         if inference is not given.get(memory):

@@ -7,7 +7,7 @@ and their guards take longer than what their graphs save.
 from __future__ import annotations
 
 from ladder.capture.interpreter.interpreter import Interpreter
-from ladder.capture.python.prescan import Unfollowed, unfollowed
+from ladder.capture.python.prescan import Unfollowed
 from ladder.capture.records import Store
 
 MOST_BREAKS = 4
@@ -30,8 +30,7 @@ def broken_often(vm: Interpreter) -> Unfollowed | None:
     for frame in reversed(vm.frames[1:]):
         few = frame.operators < FEWEST_OPERATORS * frame.breaks.total()
         if few and max(frame.breaks.values(), default=0) > MOST_BREAKS:
-            first = frame.slots.get(frame.code.co_varnames[0]) if frame.code.co_argcount else None
-            return unfollowed(frame.code, first)
+            return frame.activation
     return None
 
 

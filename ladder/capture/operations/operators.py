@@ -337,7 +337,8 @@ def _plain_items(vm: Interpreter, container: Any) -> bool:
 
 def store_subscript(vm: Interpreter, container: Any, key: Any, item: Any) -> None:
     """Do ``container[key] = item``."""
-    container, key = vm.plain(container), vm.plain(key)
+    container = vm.plain(container)
+    key = key if is_a(container, torch.Tensor) else vm.plain(key)  # bounds of slices may stay open
     item = settled(vm, item, keep=is_a(container, dict | list))
     given = (container, key, item)
     recorded(vm, _store_subscript, given, (operator.setitem, given))

@@ -32,6 +32,23 @@ def unfollowed(code: types.CodeType, first: Any) -> Unfollowed:
     return code, id(first) if isinstance(first, torch.nn.Module) else 0
 
 
+def activation_of(code: types.CodeType, slots: dict[str, Any]) -> Unfollowed | None:
+    """Return `unfollowed` of an activation with such variables; None where its first argument is gone.
+
+    A variable that functions within use lies in a cell.
+    """
+    if not code.co_argcount:
+        return unfollowed(code, None)
+    name = code.co_varnames[0]
+    first = slots.get(name)
+    if isinstance(first, types.CellType):
+        try:
+            first = first.cell_contents
+        except ValueError:
+            return None
+    return unfollowed(code, first) if name in slots else None
+
+
 def reason_not_to_capture(function: Any) -> str:
     """Return why `function` runs as it is in every call; empty if it is to be captured."""
     code = _code_of(function)

@@ -16,11 +16,12 @@ from ladder.interrupts import pass_on
 
 
 def fake_in(mode: Any, tensor: torch.Tensor, **given: Any) -> torch.Tensor:
-    """Return a fake of a tensor; one whose data were set shows nothing of the tensor that it was a view of.
+    """Return a fake of a tensor; of a view in another type, and of one whose data were set, it is no view.
 
     given: For `mode`, a ``FakeTensorMode``, which would make a view of that one's fake.
     """
-    if tensor._is_view() and not _shows(tensor, tensor._base):
+    base = tensor._base
+    if base is not None and (tensor.dtype is not base.dtype or not _shows(tensor, base)):
         tensor = tensor.data.requires_grad_(tensor.requires_grad)
     fake: torch.Tensor = mode.from_tensor(tensor, **given)
     return fake
