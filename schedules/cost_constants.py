@@ -111,6 +111,7 @@ FP8: dict[str, float] = {
     "PART_SECONDS": 1.0e-10,
     "L2_KEPT": 0.4,
     "L2_SHARE": 1.4,
+    "WIDE_LOSS": 0.12,
 }
 """wgmma: the same where both operands are fp8 as they are.
 

@@ -35,6 +35,7 @@ from schedules.cost_grid import Grid, Launch, Work, grid_of, launch_of, moved_by
 from schedules.cost_streams import digits_work, gemv_loss, gemv_work, streaming
 from schedules.footprint import (
     FP8_INTERVAL,
+    PROMOTED_COLUMNS,
     SLICED,
     SWIZZLE_ROW,
     WARPGROUPS,
@@ -75,6 +76,10 @@ TIGHT_LOSS = 0.149
 """wgmma: share of time lost where the estimate of registers is within `TIGHT_REGISTERS` of the limit."""
 
 TIGHT_REGISTERS = 8
+
+WIDE_LOSS = 0.0
+"""wgmma: share of time that two warpgroups lose by tiles of 256 activation rows whose sums carry, by as much
+less as rows exceed `PROMOTED_COLUMNS` by less: both move sums, and end tiles, at once."""
 
 MULTICAST_LOSS = 0.19
 """wgmma: share of time that blocks of a cluster wait for each other while they share tiles of A."""
@@ -294,9 +299,18 @@ def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
         return gemv_loss(gemm, schedule)
     if schedule.pipeline not in WARPGROUPS:
         return 1.0
-    return (1 + _constants(gemm)["MULTICAST_LOSS"] * (schedule.cluster > 1)) * (
-        1 + TIGHT_LOSS * (schedule.pipeline == "wgmma" and is_tight(gemm, schedule))
+    return (
+        (1 + _constants(gemm)["MULTICAST_LOSS"] * (schedule.cluster > 1))
+        * (1 + TIGHT_LOSS * (schedule.pipeline == "wgmma" and is_tight(gemm, schedule)))
+        * (1 + _constants(gemm)["WIDE_LOSS"] * _width(gemm, schedule))
     )
+
+
+def _width(gemm: Gemm, schedule: GpuSchedule) -> float:
+    """Return what part of `WIDE_LOSS` two warpgroups lose, whose sums carry."""
+    if schedule.warps != 8 or not carries(gemm, schedule):
+        return 0.0
+    return (schedule.tile_m - PROMOTED_COLUMNS) / PROMOTED_COLUMNS
 
 
 @lru_cache(maxsize=16384)

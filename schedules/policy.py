@@ -108,7 +108,10 @@ def dealt(gemm: Gemm, device: TileDevice, schedule: Schedule) -> Iterator[GpuSch
 GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LARGEST_M)
 """The M for which schedules of a GPU are sought and measured; beyond the last but one nothing changes."""
 
-MIDDLE = (48, 80, 96, 112, 144, 160, 176, 192, 208, 224, 240, 320, 384, 448, 768, 1536)
+MIDDLE = (
+    *(48, 80, 96, 112, 144, 160, 176, 192, 208, 224, 240, 272, 320, 352, 384, 416, 448),
+    *(576, 640, 704, 768, 896, 1280, 1536, 1792, 2560, 3072),
+)
 """Further M for which a schedule is sought: tiles that fit them fit no M of `GPU_BUCKETS`."""
 
 FEW_MIDDLE = (24, 40)

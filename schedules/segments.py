@@ -25,13 +25,14 @@ def m_grid(largest: int = 8192) -> tuple[int, ...]:
     """Return the M at which schedules are compared: where any tile of activation rows can begin.
 
     Token tiles are multiples of 8, so nothing changes between two multiples of 8; beyond 256
-    activation rows, tiles below a sixteenth of M do not compete, and the steps grow with M.
+    activation rows, tiles below a sixteenth of M do not compete, and the steps grow with M: by sixteens up to
+    1024, a tile's multiple lies near.
     """
     grid = [1, 2, 4]
     m = 8
     while m <= largest:
         grid.append(m)
-        m += max(8, (1 << m.bit_length()) // 32)
+        m += max(8, (1 << m.bit_length()) // 64)
     return tuple(grid)
 
 
