@@ -68,7 +68,7 @@ def replay_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "ladder.runtime.model.graphs"
     monkeypatch.setattr(f"{module}.recorded", _recorded)
     monkeypatch.setattr(f"{module}.WARM", 0)
-    monkeypatch.setattr(f"{module}.PAYS", 0)
+    monkeypatch.setattr(f"{module}.CALLS_PER_RECORDING", 0)
     monkeypatch.setattr("torch.cuda.CUDAGraph", _Graph)
     monkeypatch.setattr("torch.cuda.synchronize", lambda device=None: None)
     monkeypatch.setattr(

@@ -28,7 +28,7 @@ Make = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MOST_PLANS = 8
 """Sets of sizes for which what begins at one operator gets plans."""
 
-FEWEST = 16
+FEWEST_STEPS = 16
 """Operators, views aside, of a piece that gets a plan: fewer take less time in torch than a plan does."""
 
 PLANNED = ("cpu", "cuda")
@@ -137,7 +137,7 @@ class Pieces:
         self.plans[at] += 1
         end, why, fakes = self._reach(at, known)
         made = [fakes[node] for node in self.nodes[at:end]]
-        few = sum(isinstance(each, torch.Tensor) and not each._is_view() for each in made) < FEWEST
+        few = sum(isinstance(each, torch.Tensor) and not each._is_view() for each in made) < FEWEST_STEPS
         whole = few or self.plans[at] > MOST_PLANS
         if few and end < len(self.nodes):
             self.tell(f"{target_of(self.nodes[end])} runs in torch: {why}")

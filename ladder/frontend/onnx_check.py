@@ -33,7 +33,7 @@ MOST_COMPUTED = 1 << 26
 MOST_FOLLOWED = 1 << 20
 """Elements of a vector up to which ONNX's rules follow its values."""
 
-SMALL = 1024
+MOST_CHECKED = 1024
 """Elements up to which stored tensors are given to the checker: shapes, axes and the like."""
 
 ANNOTATED = ("MatMul", "Gemm")
@@ -271,7 +271,9 @@ def _with_defaults(node: Any, versions: Mapping[str, int]) -> None:
 def _skeleton(model: Any) -> Any:
     """Return a model without large tensors and without our annotations."""
     graph = model.graph
-    large = [tensor for tensor in graph.initializer if prod(tensor.dims) > SMALL or tensor.external_data]
+    large = [
+        tensor for tensor in graph.initializer if prod(tensor.dims) > MOST_CHECKED or tensor.external_data
+    ]
     names = {tensor.name for tensor in large}
     declared = {info.name for info in graph.input}
     # Before version 4 initializers had to be inputs too; tools that convert models leave that out.

@@ -13,7 +13,7 @@ from typing import Any
 
 import onnx
 
-from ladder.frontend.onnx_check import SMALL, infer_node
+from ladder.frontend.onnx_check import MOST_CHECKED, infer_node
 from ladder.frontend.onnx_values import TENSOR_TYPES, Known, type_name
 from ladder.ir.extents import canonical
 from tile_types.errors import DTypeError, LadderError
@@ -108,7 +108,9 @@ def inferred(
     Raises ImportRefused if the rules refuse the operands.
     """
     small = {
-        name: value for name, value in known.items() if not value.symbolic and prod(value.shape) <= SMALL
+        name: value
+        for name, value in known.items()
+        if not value.symbolic and prod(value.shape) <= MOST_CHECKED
     }
     tensors = [onnx.numpy_helper.from_array(value.array, name) for name, value in small.items()]
     infos = [

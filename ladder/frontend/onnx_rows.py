@@ -229,7 +229,7 @@ def _bounds(call: Call, extent: Extent, start: Extent, end: Extent, step: int) -
     return first, divided(total([span, step - 1]), step) if step > 1 else span
 
 
-FAR = 1 << 16
+LEAST_OPEN_END = 1 << 16
 """Ends of slices from which on the whole axis is meant: a longer axis is refused when a model is called."""
 
 
@@ -239,7 +239,7 @@ def _place(call: Call, position: Extent, extent: Extent) -> Extent:
     Whether a size of terms of both signs counts from the end is not known before the call: it must not.
     """
     if isinstance(position, int):
-        if position >= FAR:
+        if position >= LEAST_OPEN_END:
             call.piece.limits.append((extent, position))
             return extent
         return larger(total([extent, position]), 0) if position < 0 else smaller(position, extent)

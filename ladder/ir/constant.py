@@ -12,7 +12,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 
-MOST = 1 << 22
+MOST_ELEMENTS = 1 << 22
 """Elements of a value up to which it is computed while compiling."""
 
 EXACT = 1 << 53
@@ -52,5 +52,5 @@ def _is_exact(node: Node) -> bool:
     shape, ttype = node.tile.shape, node.tile.ttype
     whole = ttype.name in WHOLE or node.operator == "constant"
     extents = [extent for extent in shape if isinstance(extent, int)]
-    small = len(extents) == len(shape) and prod(extents) <= MOST
+    small = len(extents) == len(shape) and prod(extents) <= MOST_ELEMENTS
     return whole and small and node.operator not in ("input", "call")

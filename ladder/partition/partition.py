@@ -44,7 +44,7 @@ MOST_INPUTS = 24
 SIDE = 256
 """Rows of small chains, and elements of each."""
 
-FEW = 64
+SMALL_RESULT = 64
 """Elements of results so small that a launch costs more than all of their work."""
 
 
@@ -149,7 +149,7 @@ def _are_tiny(graph: Graph, a: Subgraph, b: Subgraph) -> bool:
     shapes = {graph.tile(value).shape for value in (*a.outputs, *b.outputs)}
     count = product(next(iter(shapes)))
     in_place = "put" in (*a.operators, *b.operators)
-    return len(shapes) == 1 and isinstance(count, int) and count <= FEW and not in_place
+    return len(shapes) == 1 and isinstance(count, int) and count <= SMALL_RESULT and not in_place
 
 
 def _is_plain(part: Subgraph) -> bool:

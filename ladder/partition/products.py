@@ -296,7 +296,7 @@ def source_of(graph: Graph, value: str) -> str:
     return node.name if node.operator == "input" else source_of(graph, node.inputs[0])
 
 
-MOST = 12_000_000
+MOST_COPIED = 12_000_000
 """Most elements of a matrix that is kept a second time, in the order in which kernels read it."""
 
 
@@ -329,7 +329,7 @@ def _form(region: Subgraph, registers: Registers) -> RowProduct | None:
     except ShapeError:
         return None
     once = isinstance(form.rows, int) and form.rows <= LEAST_ROWS  # a panel is then read about once
-    fits = (once or form.depth <= registers.deepest) and form.depth * form.columns <= MOST
+    fits = (once or form.depth <= registers.deepest) and form.depth * form.columns <= MOST_COPIED
     if form.windows is not None and not takes_winograd(form, registers):
         fits = fits and are_few(form.rows, form.depth * form.columns, registers)
     return form if fits else None

@@ -24,7 +24,7 @@ from tile_types.library import get_type
 
 FLOAT_MASKS = ("float16", "bfloat16", "float32")
 
-VANISHING = -1e30
+LARGEST_MASKED = -1e30
 """A number that is no more than this stays itself when a score of float32 is added to it."""
 
 
@@ -122,7 +122,7 @@ def _chosen(match: Match, node: Node, found: Scores) -> Node | None:
         if seen is not None:
             found.seen = seen
             return _product_of(match, scores, found)
-        if found.adds and -np.inf < number <= VANISHING and node.tile.ttype.name == "float32":
+        if found.adds and -np.inf < number <= LARGEST_MASKED and node.tile.ttype.name == "float32":
             found.mask = _added(match, condition, kept, number)
             return _scaled(match, scores, found) if _is_mask(match, found.mask, node.tile.shape) else None
     return None

@@ -19,7 +19,7 @@ from tile_types.tile import Extent
 REPEATED = 3
 """Times that a join has the same operands from which on an index repeats them: kernels have code for each."""
 
-NARROW = 16
+LEAST_JOINED_COLUMNS = 16
 """Columns of what is repeated from which on it stays a join: its pieces are vectors, remainders are not."""
 
 Pair = tuple[Extent, ...]
@@ -195,7 +195,7 @@ def _join_of_repeats(match: Match) -> str | None:
     times, whole = len(values) // period, shape[axis]
     if times < REPEATED or not isinstance(whole, int):
         return None
-    if axis == len(shape) - 1 and whole // times >= NARROW:
+    if axis == len(shape) - 1 and whole // times >= LEAST_JOINED_COLUMNS:
         return None
     group = match.builder.add("concat", *values[:period], level=level, axis=axis) if period > 1 else values[0]
     own = match.builder.tile(group).shape[axis:]

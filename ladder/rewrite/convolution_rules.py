@@ -219,7 +219,7 @@ CHANNEL_GROUPS: Rules = (
 """Channel shuffles and groups, where channels are last."""
 
 
-FEW = 32
+FEW_TERMS = 32
 """Products of an element of the result up to which sums over windows keep up with matrix cores."""
 
 VECTOR = 8
@@ -235,7 +235,9 @@ def _sum_windows(match: Match) -> str | None:
     x, weight = match.root.inputs
     shape = match.builder.tile(weight).shape
     depth = product(shape[1:])
-    few = isinstance(depth, int) and depth <= FEW and isinstance(shape[0], int) and shape[0] % VECTOR == 0
+    few = (
+        isinstance(depth, int) and depth <= FEW_TERMS and isinstance(shape[0], int) and shape[0] % VECTOR == 0
+    )
     if not form.last or form.groups > 1 or form.are_points or not few:
         return None
     image, kernel, result = _operands(match)

@@ -19,10 +19,10 @@ Polynomial = dict[tuple[int, int], float]
 LARGEST_POWER = 4
 """Of polynomials that are followed."""
 
-CLOSE = 1e-6
+TOLERANCE = 1e-6
 """Relative difference of coefficients that are taken for equal: constants are written with some digits."""
 
-REACH = 24
+LONGEST_PATH = 24
 """Operators on a path that are looked through, two conversions beside each of 16 bits included."""
 
 TYPES = ("float16", "bfloat16", "float32")
@@ -88,7 +88,7 @@ def _argument(match: Match, form: Form, inner: str) -> str | None:
 def _within(builder: GraphBuilder, start: str) -> Iterator[str]:
     """Yield values that arithmetic leads back to, nearest first."""
     level, seen = [start], {start}
-    for _ in range(REACH):
+    for _ in range(LONGEST_PATH):
         yield from level
         arithmetic = [node for node in map(builder.node, level) if node.operator in _RULES]
         level = [
@@ -100,11 +100,11 @@ def _within(builder: GraphBuilder, start: str) -> Iterator[str]:
 def _equal(found: Polynomial | None, wanted: Polynomial) -> bool:
     if found is None or found.keys() != wanted.keys():
         return False
-    return all(math.isclose(found[power], wanted[power], rel_tol=CLOSE) for power in wanted)
+    return all(math.isclose(found[power], wanted[power], rel_tol=TOLERANCE) for power in wanted)
 
 
 def _polynomial(
-    builder: GraphBuilder, value: str, variables: Mapping[str, tuple[int, int]], reach: int = REACH
+    builder: GraphBuilder, value: str, variables: Mapping[str, tuple[int, int]], reach: int = LONGEST_PATH
 ) -> Polynomial | None:
     """Return a value as a polynomial; None if it is none of them alone, or deeper than `reach`."""
     if value in variables:

@@ -20,7 +20,7 @@ Allocate = Callable[[tuple[int, ...], tuple[int, ...], "torch.dtype"], "torch.Te
 """``(sizes, strides, dtype)`` -> an uninitialised tensor."""
 
 
-LARGE = 1 << 22
+HUGE_PAGE_BYTES = 1 << 22
 """Bytes of an array from which on it lies in huge pages, where the system has them: to give a new array its
 memory in small pages takes longer than to fill it."""
 
@@ -85,7 +85,7 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     import torch
 
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if nbytes < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # advice: nothing is lost where the system has no such pages

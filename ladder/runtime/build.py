@@ -36,7 +36,7 @@ log = logging.getLogger("ladder.build")
 BUILD_THREADS = max(4, min(16, usable_cores()))
 """Kernels in the works at once: one is emitted, the others are with their compiler."""
 
-ROOM = 16 << 20
+FREE = 16 << 20
 """Bytes that must be free where a kernel is built."""
 
 
@@ -260,16 +260,16 @@ def _built(job: Job) -> Kernel:
 def _require_room(folder: str) -> None:
     """Raise where a disk is full or files may not be large: LLVM ends a process that cannot write objects."""
     free = shutil.disk_usage(folder).free
-    if free < ROOM:
+    if free < FREE:
         raise CompilerError(
-            f"{tempfile.gettempdir()} has {free >> 10} KiB left, building a kernel takes up to {ROOM >> 10}:"
+            f"{tempfile.gettempdir()} has {free >> 10} KiB left, building a kernel takes up to {FREE >> 10}:"
             " free some, or set TMPDIR to a folder with room"
         )
     largest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if 0 <= largest < ROOM:
+    if 0 <= largest < FREE:
         raise CompilerError(
             f"files of this process are limited to {largest >> 10} KiB, building a kernel takes up to"
-            f" {ROOM >> 10}: raise `ulimit -f`"
+            f" {FREE >> 10}: raise `ulimit -f`"
         )
 
 

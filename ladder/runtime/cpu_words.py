@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ladder.runtime.packed import PackedWeight
     from tile_types import QuantizedTensor
 
-SMALL = 1 << 20
+LEAST_CODES = 1 << 20
 """Codes below which no kernel is built to pack them: calls of torch take less time than that."""
 
 CHUNK = 1 << 22
@@ -37,7 +37,7 @@ def pack_words(layout: CpuLayout, weight: QuantizedTensor, change: Recoding) -> 
     import torch
 
     storage, (n, k) = as_torch(weight.storage), weight.shape
-    if not storage.is_cpu or n * k < SMALL or layout.bits > WIDEST:
+    if not storage.is_cpu or n * k < LEAST_CODES or layout.bits > WIDEST:
         return packed_words(layout, weight, change)
     direct = change.flip is not None and layout.group in (0, layout.padded_group)
     kernel = _kernel(layout, layout.bits if direct else WIDEST)
@@ -114,7 +114,7 @@ def recovery(packed: PackedWeight, weight: QuantizedTensor) -> Recovery | None:
 
     Returns: None if it is not: codes of several groups apart, few, or in an order of their own.
     """
-    if packed.family != "cpu" or packed.gemm.experts or weight.shape[0] * weight.shape[1] < SMALL:
+    if packed.family != "cpu" or packed.gemm.experts or weight.shape[0] * weight.shape[1] < LEAST_CODES:
         return None
     layout = cpu_layout(packed.gemm)
     change = recoding_of(layout, weight.ttype)

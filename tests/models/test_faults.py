@@ -13,7 +13,7 @@ import ladder
 from ladder import faults, knobs
 from ladder.api import aliasing
 from ladder.api.compiler import Compiler
-from ladder.api.pieces import FEWEST
+from ladder.api.pieces import FEWEST_STEPS
 from ladder.api.surroundings import STATE, kept_state
 from ladder.capture.captured import Captured
 from ladder.faults import LadderWarning
@@ -265,7 +265,7 @@ def test_operators_whose_results_no_trace_knows() -> None:
         y = (x.sin() + 1) * 2
         chosen = y[y > 1].cos() * 3
         values, counts = torch.unique(torch.nonzero(y > 1), return_counts=True)
-        for _ in range(FEWEST):  # shorter pieces run as they are
+        for _ in range(FEWEST_STEPS):  # shorter pieces run as they are
             y = y.cos() * 2
         return chosen + 1, values * 2, counts + 1, y.softmax(-1)
 

@@ -9,7 +9,7 @@ import torch
 import torch.fx
 
 import ladder
-from ladder.api.pieces import FEWEST, Pieces
+from ladder.api.pieces import FEWEST_STEPS, Pieces
 from ladder.capture.captured import run_as_is
 
 
@@ -25,7 +25,7 @@ def graph_with(count: int) -> torch.fx.GraphModule:
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-@pytest.mark.parametrize(("count", "plans"), [(FEWEST - 1, 0), (FEWEST, 2)])
+@pytest.mark.parametrize(("count", "plans"), [(FEWEST_STEPS - 1, 0), (FEWEST_STEPS, 2)])
 def test_short_pieces_run_as_they_are_and_plans_are_for_the_sizes_of_what_they_read(
     count: int, plans: int
 ) -> None:

@@ -70,7 +70,7 @@ def test_weights_are_packed_and_found_again(
     matrix = torch.randn(40, 1024, generator=torch.Generator().manual_seed(group))
     quantized = ladder.quantize(matrix, weight, group_size=group, scale_type="float16")
     plain = ladder.Linear.from_quantized(quantized, activation=activation)
-    monkeypatch.setattr("ladder.runtime.cpu_words.SMALL", 0)
+    monkeypatch.setattr("ladder.runtime.cpu_words.LEAST_CODES", 0)
     monkeypatch.setattr("ladder.runtime.native.MOST_BYTES", 1 << 14)
     layer = ladder.Linear.from_quantized(quantized, activation=activation)
     for found, expected in zip(layer.arrays, plain.arrays, strict=True):
@@ -88,7 +88,7 @@ def test_weights_are_packed_and_found_again(
 
 def test_codes_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer on a CPU keeps no second copy of its codes, unless zero points were made by changing some."""
-    monkeypatch.setattr("ladder.runtime.cpu_words.SMALL", 0)
+    monkeypatch.setattr("ladder.runtime.cpu_words.LEAST_CODES", 0)
     quantized = ladder.quantize(torch.randn(64, 256), "uint4", group_size=32, zero="integer")
     layer = ladder.Linear.from_quantized(quantized)
     assert layer._canonical is None
@@ -100,7 +100,7 @@ def test_codes_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_codes_beside_a_scale_of_zero_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Zero points made of an offset change codes of such groups; their values stay (GGUF's K-quants)."""
-    monkeypatch.setattr("ladder.runtime.cpu_words.SMALL", 0)
+    monkeypatch.setattr("ladder.runtime.cpu_words.LEAST_CODES", 0)
     drawn = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 16, (32, 256), generator=drawn).byte()
     scale, offset = (torch.rand(32, 8, generator=drawn) for _ in range(2))

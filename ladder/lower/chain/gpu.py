@@ -37,7 +37,7 @@ from ladder.lower.chain.nest import BYTES, Reduction, uses
 from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.shared_transpose import emit_tiles
-from ladder.lower.chain.vectors import WIDE
+from ladder.lower.chain.vectors import ACCESS_BYTES
 from ladder.movement.choose import machine_of
 from ladder.movement.mapping import Mapping
 from schedules.schedule import check
@@ -64,7 +64,7 @@ class VectorLoops:
         shape = self.nest.graph.tile(value).shape
         dtype = stored_type(self.nest.graph.tile(value).ttype.name)
         best, cost = (1, 1), float("inf")
-        widths = [WIDE // BYTES.get(dtype, 16) >> k for k in range(4)]
+        widths = [ACCESS_BYTES // BYTES.get(dtype, 16) >> k for k in range(4)]
         if value in self.nest.scatters:  # scattered rows lie apart
             widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
         axes = self.nest.rows if self.nest.lanes > 1 else 0
@@ -271,7 +271,7 @@ UNITS = 132
 SECTOR_LANES = 2
 """Vectors of 16 bytes in the least that memory brings."""
 
-TOGETHER = 4
+LOADS_AT_ONCE = 4
 """Positions that a thread loads before it sums them."""
 
 
@@ -288,8 +288,8 @@ class SpatialSums:
         shape = nest.graph.tile(self.value).shape
         self.channels, self.outer = int(shape[-1]), [int(extent) for extent in shape[:-1]]
         tiles = [node.tile for node in nest.graph.inputs if len(node.tile.shape) > 1]
-        sizes = [BYTES.get(stored_type(tile.ttype.name), WIDE) for tile in tiles]
-        self.width = WIDE // min(sizes, default=WIDE)
+        sizes = [BYTES.get(stored_type(tile.ttype.name), ACCESS_BYTES) for tile in tiles]
+        self.width = ACCESS_BYTES // min(sizes, default=ACCESS_BYTES)
         while self.channels % self.width:
             self.width //= 2
         self.vectors = self.channels // self.width
@@ -353,10 +353,10 @@ class SpatialSums:
         it = Reduction(nest, self.series[0], (*row, 0))
         totals = [b.Variable(it.dtype, it.neutral) for _ in range(self.width)]
         count = prod(self.extents)
-        turns = -(-count // (step * TOGETHER))
+        turns = -(-count // (step * LOADS_AT_ONCE))
         with nest.loop(turns) as turn:
-            for part in range(TOGETHER):
-                number = b.bind((turn * TOGETHER + part) * step + first)
+            for part in range(LOADS_AT_ONCE):
+                number = b.bind((turn * LOADS_AT_ONCE + part) * step + first)
                 position = b.bind(tirx.min(number, count - 1))
                 nest.within(position, count)
                 spread = nest.bound_index(position, self.extents)

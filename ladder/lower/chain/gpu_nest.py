@@ -30,7 +30,7 @@ from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scatter import Chain
-from ladder.lower.chain.vectors import WIDE, Vectors
+from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors
 from ladder.movement.mapping import MANY, WINDOW, Mapping, reduced_extents, row_width
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
@@ -45,7 +45,7 @@ def window_width(graph: Graph, value: str) -> int:
     unrolled = isinstance(elements, int) and 1 < elements <= WINDOW
     if not unrolled or not isinstance(shape[-1], int):
         return 1
-    width = WIDE // BYTES.get(stored_type(graph.tile(value).ttype.name), WIDE)
+    width = ACCESS_BYTES // BYTES.get(stored_type(graph.tile(value).ttype.name), ACCESS_BYTES)
     count = product(shape)
     while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < MANY)):
         width //= 2
@@ -93,7 +93,7 @@ class GpuNest(Nest):
     """
 
     def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping, cheap: bool = False) -> None:
-        super().__init__(chain, align=WIDE)
+        super().__init__(chain, align=ACCESS_BYTES)
         graph, self.dialect = self.graph, dialect
         self.mapping, self.lanes = mapping, mapping.lanes
         self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)

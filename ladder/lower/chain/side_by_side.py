@@ -17,7 +17,7 @@ from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Indices
 from ladder.lower.chain.scatter import Chain
-from ladder.lower.chain.vectors import WIDE
+from ladder.lower.chain.vectors import ACCESS_BYTES
 from ladder.movement.mapping import Mapping, mappings
 from ladder.partition.rows import separate_loops
 from ladder.partition.subgraphs import needed
@@ -59,7 +59,7 @@ class SideBySide:
 
         def declared(name: str, tile: Tile) -> Any:
             shape = [extents.extent(extent) for extent in tile.shape]
-            return b.tensor(name, shape or [1], stored_type(tile.ttype.name), align=WIDE)
+            return b.tensor(name, shape or [1], stored_type(tile.ttype.name), align=ACCESS_BYTES)
 
         arguments = {node.name: declared(node.name, node.tile) for node in graph.inputs}
         for value in graph.outputs:

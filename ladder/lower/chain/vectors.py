@@ -19,7 +19,7 @@ from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, is_zero
 from ladder.lower.chain.values import Values
 
-WIDE = 16
+ACCESS_BYTES = 16
 """Bytes of one access at most."""
 
 
@@ -175,7 +175,7 @@ def _all(conditions: Sequence[Expr]) -> Expr:
 
 def _accesses(words: int) -> list[tuple[int, int]]:
     """Return (first word, words) of each access."""
-    count = min(words, WIDE // 4)
+    count = min(words, ACCESS_BYTES // 4)
     return [(first, count) for first in range(0, words, count)]
 
 

@@ -28,7 +28,7 @@ COLUMNS = 4
 VECTORS = 2
 """Vectors of a block."""
 
-WIDE = 16
+VECTOR = 16
 """Elements that are rounded at a time."""
 
 LEVELS = 255
@@ -285,10 +285,10 @@ def emit_rounding(name: str) -> Any:
             found = _clamped(T.nearbyint(x[at] / divisor) + place)
             b.store(codes, T.Cast("uint8", T.Cast("int32", found)), at)
 
-        with b.loop(tirx.floordiv(size, WIDE)) as chunk, b.vector(WIDE) as lane:
-            code(chunk * WIDE + lane)
-        with b.loop(tirx.floormod(size, WIDE)) as rest:
-            code(size - tirx.floormod(size, WIDE) + rest)
+        with b.loop(tirx.floordiv(size, VECTOR)) as chunk, b.vector(VECTOR) as lane:
+            code(chunk * VECTOR + lane)
+        with b.loop(tirx.floormod(size, VECTOR)) as rest:
+            code(size - tirx.floormod(size, VECTOR) + rest)
     return result.func
 
 
@@ -298,21 +298,21 @@ def _clamped(value: Expr) -> Expr:
 
 def _range(x: Any, size: Expr) -> tuple[Expr, Expr]:
     """Emit the smallest and largest element of a vector and 0; both NaN if an element is."""
-    low, high, lost = (v.scratch(WIDE, "float32") for _ in range(3))
+    low, high, lost = (v.scratch(VECTOR, "float32") for _ in range(3))
     for end in (low, high, lost):
-        b.store(end, v.constant(0, "float32", WIDE), v.lanes(0, WIDE))
+        b.store(end, v.constant(0, "float32", VECTOR), v.lanes(0, VECTOR))
 
     def taken(value: Expr, at: Expr) -> None:
         b.store(low, tirx.min(low[at], value), at)
         b.store(high, tirx.max(high[at], value), at)
         b.store(lost, tirx.Select(T.isnan(value), value, lost[at]), at)
 
-    with b.loop(tirx.floordiv(size, WIDE)) as chunk, b.vector(WIDE) as lane:
-        taken(x[chunk * WIDE + lane], lane)
-    with b.loop(tirx.floormod(size, WIDE)) as rest:
-        taken(x[size - tirx.floormod(size, WIDE) + rest], 0)
+    with b.loop(tirx.floordiv(size, VECTOR)) as chunk, b.vector(VECTOR) as lane:
+        taken(x[chunk * VECTOR + lane], lane)
+    with b.loop(tirx.floormod(size, VECTOR)) as rest:
+        taken(x[size - tirx.floormod(size, VECTOR) + rest], 0)
     least, most, nothing = low[0], high[0], lost[0]
-    for lane in range(1, WIDE):
+    for lane in range(1, VECTOR):
         least, most = tirx.min(least, low[lane]), tirx.max(most, high[lane])
         nothing = nothing + lost[lane]
     nothing = b.bind(nothing)

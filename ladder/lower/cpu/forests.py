@@ -16,14 +16,14 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 
-WAYS = 8
+PATHS = 8
 """Ways that are gone at once."""
 
-FEW = 4
+FEW_ROWS = 4
 """Rows up to which each goes alone."""
 
 CHUNK = 16
-"""Blocks of `WAYS` rows that go down a tree before they go down the next."""
+"""Blocks of `PATHS` rows that go down a tree before they go down the next."""
 
 COMPARISONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
     "BRANCH_LEQ": lambda x, split: T.Cast("int32", x <= split),
@@ -62,10 +62,10 @@ def emit_forest(mode: str, ttype: str, name: str) -> Any:
             b.tensor("weights", [nodes, votes], ttype, align=4),
             b.tensor("out", [rows, count], ttype, align=4),
         )
-        whole = CHUNK * WAYS
-        chunks = b.bind(tirx.Select(rows <= FEW, rows, tirx.floordiv(rows + whole - 1, whole)))
+        whole = CHUNK * PATHS
+        chunks = b.bind(tirx.Select(rows <= FEW_ROWS, rows, tirx.floordiv(rows + whole - 1, whole)))
         with v.parallel(chunks) as number:
-            b.either(rows <= FEW, lambda: forest.row(number), lambda: forest.rows(number * whole, rows))
+            b.either(rows <= FEW_ROWS, lambda: forest.row(number), lambda: forest.rows(number * whole, rows))
     return result.func
 
 
@@ -81,29 +81,29 @@ class Forest:
 
     def rows(self, first: Expr, end: Expr) -> None:
         """Emit all trees of a chunk of rows, tree by tree."""
-        count = b.bind(tirx.min(end - first, CHUNK * WAYS))
+        count = b.bind(tirx.min(end - first, CHUNK * PATHS))
         with b.loop(count) as row:
             self.cleared(first + row)
-        with b.loop(self.roots.shape[0]) as tree, b.loop(tirx.floordiv(count + WAYS - 1, WAYS)) as block:
-            rows = [b.bind(first + block * WAYS + way) for way in range(WAYS)]
+        with b.loop(self.roots.shape[0]) as tree, b.loop(tirx.floordiv(count + PATHS - 1, PATHS)) as block:
+            rows = [b.bind(first + block * PATHS + way) for way in range(PATHS)]
             inside = [b.bind(tirx.min(row, end - 1)) for row in rows]
-            leaves = self.leaves(inside, [self.roots[tree]] * WAYS)
+            leaves = self.leaves(inside, [self.roots[tree]] * PATHS)
             for way, row in enumerate(rows):
                 with b.when(row < end):
                     self.vote(row, leaves[way])
 
     def row(self, row: Expr) -> None:
-        """Emit all trees of one row, `WAYS` at a time."""
+        """Emit all trees of one row, `PATHS` at a time."""
         self.cleared(row)
         trees = self.roots.shape[0]
-        whole = b.bind(tirx.floordiv(trees, WAYS))
+        whole = b.bind(tirx.floordiv(trees, PATHS))
         with b.loop(whole) as block:
-            roots = [self.roots[block * WAYS + way] for way in range(WAYS)]
-            leaves = self.leaves([row] * WAYS, roots)
-            for way in range(WAYS):
+            roots = [self.roots[block * PATHS + way] for way in range(PATHS)]
+            leaves = self.leaves([row] * PATHS, roots)
+            for way in range(PATHS):
                 self.vote(row, leaves[way])
-        with b.loop(trees - whole * WAYS) as rest:
-            self.vote(row, self.leaves([row], [self.roots[whole * WAYS + rest]])[0])
+        with b.loop(trees - whole * PATHS) as rest:
+            self.vote(row, self.leaves([row], [self.roots[whole * PATHS + rest]])[0])
 
     def cleared(self, row: Expr) -> None:
         with b.loop(self.out.shape[1]) as at:

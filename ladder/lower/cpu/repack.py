@@ -17,7 +17,7 @@ from ladder.lower.cpu.transposed import EIGHT, transposed
 LANES = 16
 """Words that are read or written at a time: a line of the cache."""
 
-WIDE = 64
+SIDE = 64
 """Words of a row that are transposed at a time: several lines, which memory gives faster than one."""
 
 PANEL = 1024
@@ -40,13 +40,13 @@ def emit_transposed_words(name: str) -> Any:
         flip = b.tensor("flip", (1,), "int32", align=4)
         words = b.tensor("words", (rows, columns), "int32", align=4)
         out = b.tensor("out", (columns, rows), "int32", align=64)
-        with _panels(columns) as panel, b.loop(_tiles(rows, WIDE)) as step:
-            first, column = b.bind(step * WIDE), b.bind(panel * WIDE)
-            tile = v.scratch(WIDE * WIDE, "int32")
-            with b.loop(WIDE) as line, b.loop(WIDE // LANES) as part:
-                _read_line(tile, line * WIDE + part * LANES, words, first + line, column + part * LANES)
-            with b.loop(WIDE // EIGHT) as part, b.loop(WIDE // LANES) as line:
-                start = line * LANES * WIDE + part * EIGHT
+        with _panels(columns) as panel, b.loop(_tiles(rows, SIDE)) as step:
+            first, column = b.bind(step * SIDE), b.bind(panel * SIDE)
+            tile = v.scratch(SIDE * SIDE, "int32")
+            with b.loop(SIDE) as line, b.loop(SIDE // LANES) as part:
+                _read_line(tile, line * SIDE + part * LANES, words, first + line, column + part * LANES)
+            with b.loop(SIDE // EIGHT) as part, b.loop(SIDE // LANES) as line:
+                start = line * LANES * SIDE + part * EIGHT
                 for at, values in enumerate(_columns(tile, start)):
                     _write_line(out, column + part * EIGHT + at, first + line * LANES, values, flip[0])
     return result.func
@@ -90,17 +90,17 @@ def emit_transposed_nibbles(name: str) -> Any:
         words = b.tensor("words", (rows, columns), "int32", align=4)
         out = b.tensor("out", (outputs, steps), "int32", align=64)
         with _panels(columns) as panel, b.loop(_tiles(steps, LANES)) as step:
-            first, column = b.bind(step * LANES), b.bind(panel * WIDE)
-            tile = v.scratch(NIBBLES * LANES * WIDE, "int32")
-            with b.loop(LANES) as inner, b.loop(WIDE // LANES) as part:
+            first, column = b.bind(step * LANES), b.bind(panel * SIDE)
+            tile = v.scratch(NIBBLES * LANES * SIDE, "int32")
+            with b.loop(LANES) as inner, b.loop(SIDE // LANES) as part:
                 line = v.scratch(NIBBLES * LANES, "int32")
                 for word in range(NIBBLES):
                     row = (first + inner) * NIBBLES + word
                     _read_line(line, word * LANES, words, row, column + part * LANES)
                 for word, value in enumerate(_exchanged(line)):
-                    b.store(tile, value, v.lanes((word * LANES + inner) * WIDE + part * LANES, LANES))
-            with b.loop(NIBBLES) as word, b.loop(WIDE // EIGHT) as part:
-                start = word * LANES * WIDE + part * EIGHT
+                    b.store(tile, value, v.lanes((word * LANES + inner) * SIDE + part * LANES, LANES))
+            with b.loop(NIBBLES) as word, b.loop(SIDE // EIGHT) as part:
+                start = word * LANES * SIDE + part * EIGHT
                 for at, values in enumerate(_columns(tile, start)):
                     output = (column + part * EIGHT + at) * NIBBLES + order[word]
                     _write_line(out, output, first, values, flip[0])
@@ -110,7 +110,7 @@ def emit_transposed_nibbles(name: str) -> Any:
 @contextmanager
 def _panels(columns: Expr) -> Iterator[Expr]:
     """Emit a loop over groups of columns, in which lines of memory may be written past the caches."""
-    with v.helpers(v.STREAM_HELPER), v.parallel(_tiles(columns, WIDE)) as panel:
+    with v.helpers(v.STREAM_HELPER), v.parallel(_tiles(columns, SIDE)) as panel:
         yield panel
 
 
@@ -135,7 +135,7 @@ def _read_line(tile: Any, place: Expr, words: Any, row: Expr, column: Expr) -> N
 def _columns(tile: Any, start: Expr) -> Iterator[Expr]:
     """Give eight columns of some lines of a tile, from one place on."""
     squares = [
-        transposed([tile[v.lanes(start + (line + at) * WIDE, EIGHT)] for at in range(EIGHT)])
+        transposed([tile[v.lanes(start + (line + at) * SIDE, EIGHT)] for at in range(EIGHT)])
         for line in range(0, LANES, EIGHT)
     ]
     for parts in zip(*squares, strict=True):

@@ -21,7 +21,7 @@ from ladder.runtime.model.workspace import Workspace
 STATES = 64
 """Sets of sizes whose buffers and CUDA graph a frame keeps."""
 
-SETTLED = 3
+CALLS_BEFORE_BINDING = 3
 """Calls with the same open sizes after which steps are bound to these, on a CPU; for each further set of
 sizes twice as many. Binding takes as long as several calls, which sizes that come seldom never earn."""
 
@@ -69,7 +69,7 @@ class Frame:
         self.steps = Steps(self.memory)
         """For all sizes."""
         self.settles = bool(names) and owner.where.type == "cpu"
-        self.enough = SETTLED
+        self.enough = CALLS_BEFORE_BINDING
         """Calls after which steps are bound to the next set of sizes."""
 
     def call(self, values: Sequence[Any], sizes: Sizes, generation: int = 0) -> list[Any]:

@@ -34,11 +34,11 @@ MODE = "thread_local"
 WARM = 2
 """Calls before a graph is recorded: the first loads kernels, the second shows which arguments stay."""
 
-PAYS = 4
+CALLS_PER_RECORDING = 4
 """Calls for each recording, before there is another: arguments that never stay are not recorded each time."""
 
 
-BEHIND = 1.25
+BUSY_RATIO = 1.25
 """How many times as long as the host a device works that is behind: it waits for no launch."""
 
 LAUNCH = 50e-6
@@ -71,7 +71,7 @@ class Stopwatch:
         """Say whether a graph of the same would be faster that copies so many bytes."""
         self._end.synchronize()
         copies, device = 2 * copied / self._bandwidth, self._begin.elapsed_time(self._end) * 1e-3
-        return copies <= (OF_DEVICE * device if device > BEHIND * self._host else OF_HOST * self._host)
+        return copies <= (OF_DEVICE * device if device > BUSY_RATIO * self._host else OF_HOST * self._host)
 
 
 _with_collectives: WeakSet[Replay] = WeakSet()
@@ -116,7 +116,7 @@ class Replay:
         if self.graph is None or generation != self.generation:
             if self.calls == WARM and not torch.cuda.is_current_stream_capturing():
                 return self._timed(values)
-            if self.refused or self.calls <= max(WARM, PAYS * self.recordings):
+            if self.refused or self.calls <= max(WARM, CALLS_PER_RECORDING * self.recordings):
                 return self.step_by_step(values)
             self.record(values, self.owner.arguments.moving)
             self.generation = generation

@@ -26,7 +26,7 @@ from tile_types.errors import LadderError
 # ``x[i, j, ...]`` of few numbers that are broadcast to many: one number for each row, then one copy
 Indices = Sequence[torch.Tensor | None]
 
-FEWEST = 2048
+LEAST_ROWS = 2048
 """Least number of rows at which this is faster."""
 
 BROADCAST = 4
@@ -59,7 +59,7 @@ def _rows(x: torch.Tensor, indices: Indices) -> torch.Tensor | None:
         shape: torch.Size = torch.broadcast_shapes(*(each.shape for each in given))  # type: ignore[no-untyped-call]
     except RuntimeError:
         return None
-    if math.prod(shape) < max(FEWEST, BROADCAST * sum(each.numel() for each in given)):
+    if math.prod(shape) < max(LEAST_ROWS, BROADCAST * sum(each.numel() for each in given)):
         return None
     parts = []
     for axis, numbers in enumerate(given):

@@ -20,7 +20,7 @@ from ladder.runtime.onnx_ops.values import wide
 from ladder.runtime.onnx_ops.windows import convolved, settings, window_counts, window_pads
 from ladder.runtime.stored_codes import BYTES, kept
 
-FAR = 255
+FARTHEST = 255
 """Largest distance of a code of 8 bits from its zero point."""
 
 WHOLE = 1 << 24
@@ -86,11 +86,11 @@ def whole_product(a: Any, b: Any, a_zero: Any = None, b_zero: Any = None) -> Any
     if b.ndim == 2 and a.ndim > 1 and _exact_type(1) == torch.float32:
         return _float_product(left, b, b_zero)
     right = less_zero(b, b_zero, -1)
-    exact = _exact_type(left.shape[-1] * FAR * FAR)
+    exact = _exact_type(left.shape[-1] * FARTHEST * FARTHEST)
     return torch.matmul(left.to(exact), right.to(exact)).to(torch.int64).to(torch.int32)
 
 
-LONGEST = WHOLE // (FAR * FAR)
+LONGEST = WHOLE // (FARTHEST * FARTHEST)
 """Products of codes less their zero points whose sum float32 holds."""
 
 MOST_FLOATS = 1 << 24
@@ -203,7 +203,7 @@ def whole_convolution(op: Operation, x: Any, w: Any, x_zero: Any = None, w_zero:
 def _exact_weight(codes: Any) -> Any:
     """Return a weight of codes in a type that holds its sums of products with codes."""
     whole = less_zero(codes, None)
-    return whole.to(_exact_type(int(whole.abs().flatten(1).sum(1).max()) * FAR if whole.numel() else 0))
+    return whole.to(_exact_type(int(whole.abs().flatten(1).sum(1).max()) * FARTHEST if whole.numel() else 0))
 
 
 def _is_image_of_bytes(x: Any, w: Any, x_zero: Any) -> bool:

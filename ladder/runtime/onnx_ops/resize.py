@@ -135,7 +135,7 @@ LINEAR = {3: "linear1d", 4: "bilinear2d", 5: "trilinear3d"}
 SHAPES = 16
 """Shapes for which a node keeps what it finds of them."""
 
-NARROW = 256
+LARGEST_FLOAT32_EXTENT = 256
 """Extent up to which coordinates in float32, as torch has them, give weights within 2e-5."""
 
 
@@ -151,7 +151,7 @@ def _is_torchs(op: Operation, x: Any, axes: Sequence[int], targets: Sequence[tup
         if axis < 2 or not extent:
             return out == extent and scale == 1 and extent > 0
         whole = abs(out - scale * extent) < 1e-9 * out
-        precise = extent <= NARROW or (how != "align_corners" and scale in (2, 4, 8))
+        precise = extent <= LARGEST_FLOAT32_EXTENT or (how != "align_corners" and scale in (2, 4, 8))
         return whole and precise and out > (how == "pytorch_half_pixel")
 
     moved = {axis for axis, _ in zip(axes, targets, strict=True) if axis > 1}

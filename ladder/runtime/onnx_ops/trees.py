@@ -40,7 +40,7 @@ WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
 MEMBER, LEAF = 6, 7
 """Modes of a node that asks for one of several numbers, and of one that asks nothing."""
 
-MOST = 1 << 20
+AT_ONCE = 1 << 20
 """Places in trees that are followed at once: rows times trees."""
 
 BRANCHES = ("nodes_falsenodeids", "nodes_truenodeids")
@@ -155,7 +155,8 @@ class Forest:
             found = self._by_kernel(x, mode, count)[:, :count]
             return found / len(self.roots) if how == "AVERAGE" else found
         parts = [
-            self._scores(part, count, how) for part in torch.split(x, max(MOST // max(len(self.roots), 1), 1))
+            self._scores(part, count, how)
+            for part in torch.split(x, max(AT_ONCE // max(len(self.roots), 1), 1))
         ]
         return torch.cat(parts) if parts else x.new_zeros(0, count)
 

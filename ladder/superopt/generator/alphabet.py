@@ -12,7 +12,7 @@ from ladder.ir.ops import get_operator
 from ladder.superopt.generator.structure import CONSTANT, Links
 from tile_types.errors import ScheduleError
 
-LONG = 10
+LONG_PROGRAM = 10
 """Programs of more operators are searched with their chains as single operators."""
 
 SPECIAL = ("input", "constant", "convert", "matmul", "reduce_sum", "reduce_max")
@@ -75,7 +75,7 @@ class Alphabet:
 def _contracted(graph: Graph) -> tuple[list[list[Node]], list[Node]]:
     """Return the chains of a long program without maxima, and its other operators."""
     computing = [node for node in graph.nodes if node.operator not in ("input", "constant", "convert")]
-    chains = list(chains_of(graph)) if len(computing) > LONG else []
+    chains = list(chains_of(graph)) if len(computing) > LONG_PROGRAM else []
     inside = {node.name for chain in chains for node in chain}
     return chains, [node for node in computing if node.name not in inside]
 

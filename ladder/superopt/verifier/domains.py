@@ -38,7 +38,7 @@ Array = npt.NDArray[Any]
 
 NOT_ZERO, NOT_NEGATIVE = "apart", "low"
 
-SAYS = {
+COMPLAINTS = {
     NOT_ZERO: "divides by what may be 0",
     NOT_NEGATIVE: "takes a root or a logarithm of what may be negative",
 }
@@ -348,7 +348,7 @@ def require_defined(
         if reason is None:
             break
     if reason is not None:
-        raise VerificationError(f"the second program {SAYS[reason]} where the first may be finite")
+        raise VerificationError(f"the second program {COMPLAINTS[reason]} where the first may be finite")
     once = compared * vanishing_in_large(*difference(sizes))
     rounds = repetitions(once, delta)
     if rounds is None or rounds > MOST_ROUNDS:

@@ -49,13 +49,13 @@ FORM = np.dtype(
 """One element. All bytes zero are the number 0, so rearrangements may fill with zeros."""
 
 
-MOST = 2.0**50
+HIGHEST = 2.0**50
 """Degrees and bits above are refused: no field of 31 bits decides them, and float64 is exact below."""
 
 
 def capped(a: Array) -> Array:
     """Keep numbers of exponents finite: far above what is evaluated, all are alike."""
-    return np.asarray(np.minimum(a, MOST))
+    return np.asarray(np.minimum(a, HIGHEST))
 
 
 def log2_sum(a: Array, b: Array) -> Array:
@@ -368,7 +368,7 @@ class Bounding:
     def _note(self, sides: Sequence[Polynomial]) -> None:
         """Keep the largest sizes; VerificationError if they are beyond all fields."""
         self.largest.join(sides)
-        if max(*self.largest.degrees, *self.largest.bits) > MOST:
+        if max(*self.largest.degrees, *self.largest.bits) > HIGHEST:
             raise VerificationError("the degrees are too large for 31-bit fields; shrink the inputs")
 
     def _fresh(self, shape: tuple[int, ...]) -> Array:

@@ -29,7 +29,7 @@ from ladder.superopt.verifier.symbols import Findings, Symbols, examine, symbols
 from tile_types.errors import VerificationError
 from tile_types.tile import Extent
 
-MOST = 96
+LARGEST = 96
 """Largest extent that is tried."""
 
 MOST_TESTS = 64
@@ -163,8 +163,10 @@ def _for_all(
         tests = [dict(zip(chosen.windows, extents, strict=True)) for extents in _grid(chosen.windows)]
     except VerificationError as error:
         return Certificate("refused", str(error)), {}
-    if needed > MOST or len(tests) > MOST_TESTS:
-        reason = f"extent {needed} needed, at most {MOST}" if needed > MOST else f"{len(tests)} tests needed"
+    if needed > LARGEST or len(tests) > MOST_TESTS:
+        reason = (
+            f"extent {needed} needed, at most {LARGEST}" if needed > LARGEST else f"{len(tests)} tests needed"
+        )
         return Certificate("refused", f"small extents do not prove all: {reason}"), {}
     extents = {**largest, **dict.fromkeys(chosen.supports, needed)}
     found: list[Certificate] = []
