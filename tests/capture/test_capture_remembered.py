@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
@@ -66,3 +67,37 @@ def test_programs_that_lay_tensors_otherwise_in_place() -> None:
         for rows in (4, 5, 7, 4):
             x = torch.randn(rows, 3)
             assert torch.allclose(fast(x), turned(x))
+
+
+def test_what_changes_elements_in_place_is_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, x = opened(6, 4)
+    runs: list[Any] = []
+    run = shapes.run_once
+    monkeypatch.setattr(shapes, "run_once", lambda f, *rest: (runs.append(f), run(f, *rest))[1])
+    y, z = x + 1, torch.randn(4)
+    other = shapes.closed_fake(z)
+    with torch.no_grad():
+        for function, args, kwargs in (
+            (operator.iadd, (y, x), {}),
+            (torch.Tensor.add_, (y, other), {}),
+            (torch.nn.functional.relu, (y,), {"inplace": True}),
+        ):
+            assert [shapes.run(function, args, kwargs) is y for _ in range(3)] == [True] * 3
+        assert runs == [operator.iadd, torch.Tensor.add_, torch.nn.functional.relu]
+        for _ in range(2):
+            assert shapes.run(operator.setitem, (y, 0, 1.0), {}) is None
+            assert shapes.run(torch.Tensor.add_, (y, 1), {}) is y
+            with pytest.raises(RuntimeError):
+                shapes.run(torch.Tensor.add_, (y, shapes.closed_fake(torch.randn(3))), {})
+    assert [*map(runs.count, (operator.setitem, torch.Tensor.add_))] == [2, 4]
+    for _ in range(2):
+        shapes.run(operator.iadd, (y, x), {})
+    assert runs.count(operator.iadd) == 3
+
+
+def test_gradients_of_what_is_changed_in_place_are_asked_for() -> None:
+    shapes, x = opened(6, 4)
+    weight = shapes.closed_fake(torch.nn.Parameter(torch.randn(4)))
+    for _ in range(2):
+        y = x + 1
+        assert shapes.run(torch.Tensor.mul_, (y, weight), {}).requires_grad

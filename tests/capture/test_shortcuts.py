@@ -18,7 +18,7 @@ from ladder.capture.heap.nodes import Node
 from ladder.capture.heap.tensor_nodes import TensorNodes
 from ladder.capture.interpreter import evaluate
 from ladder.capture.operations import module_items
-from ladder.capture.values.aliasing import storage_of
+from ladder.capture.values.aliasing import aliasing_of, storage_of
 from ladder.capture.values.fakes import fake_in, quick_fake
 from ladder.capture.values.monitor import Monitor
 from ladder.capture.values.shapes import Shapes
@@ -359,3 +359,10 @@ def test_another_method_is_told_from_that_of_modules() -> None:
     assert module_items.looks_up(nn.Module.__getattr__)
     assert not module_items.looks_up(last)
     assert not module_items.looks_up(counting)
+
+
+def test_what_shares_memory_is_found_in_one_pass() -> None:
+    base, other = torch.zeros(4), torch.zeros(4)
+    found = aliasing_of([base, 3, other, base[1:], 3], [other, (base.view(2, 2), other[:2]), None])
+    assert found.memory == (0, 1, 2, 0, 4, 2, 0, 2, 8)
+    assert found.objects == (0, 1, 2, 3, 4, 2, 6, 7, 8)

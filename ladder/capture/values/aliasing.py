@@ -83,14 +83,20 @@ def aliasing_of(
         for old, new in zip(after[: len(inputs)] if before is None else before, after, strict=False)
     ]
     return Aliasing(
-        tuple(map(memory.index, memory)),
-        tuple(map(objects.index, objects)),
+        _firsts(memory),
+        _firsts(objects),
         writes,
         tuple(map(strides_of, given)),
         (*grown, *after[len(inputs) :]),
         tuple(value.device if is_a(value, torch.Tensor) else None for value in given),
         tuple(is_a(value, torch.Tensor) and value.requires_grad for value in given),
     )
+
+
+def _firsts(keys: Sequence[int]) -> tuple[int, ...]:
+    """Return for each key where the first equal one stands."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(key, at) for at, key in enumerate(keys))
 
 
 def version_of(value: Any) -> int | None:

@@ -25,6 +25,8 @@ class Remembered:
 
     def __init__(self) -> None:
         self.results: dict[Any, Any] = {}
+        self.in_place: set[Any] = set()
+        """What has changed elements of a first operand."""
         self.shared: dict[int, torch.Tensor] = {}
         """Those that stand for several tensors."""
 
@@ -36,13 +38,11 @@ class Remembered:
         if may_write(function, kwargs):
             if any(id(value) in self.shared for value in tensors_in((args, kwargs))) and relays(function):
                 raise Unknown("one of several tensors that lie alike is laid otherwise")
+            return self._written(function, args, kwargs, run)
+        key = _key(function, args, kwargs)
+        if key is None:
             return run()
-        try:
-            state = torch.get_default_dtype(), torch.is_grad_enabled()
-            key = (function, *state, described(args), described(kwargs))
-            found = self.results.get(key)
-        except (Unknown, TypeError):
-            return run()
+        found = self.results.get(key)
         if found is None:
             found = run()
             if not any(
@@ -52,6 +52,32 @@ class Remembered:
             return found
         self.shared.update((id(value), value) for value in tensors_in(found))
         return found
+
+    def _written(self, function: Callable[..., Any], args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """Return what an operator gives that may change its first operand: that, where only elements change.
+
+        What it asks of extents has then been asked before.
+        """
+        inside = "out" not in kwargs and not relays(function) and not torch.is_grad_enabled()
+        plain = inside and not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+        key = _key(function, args, kwargs) if plain and args else None
+        if key is not None and key in self.in_place:
+            return args[0]
+        found = run()
+        if key is not None and found is args[0]:
+            self.in_place.add(key)
+        return found
+
+
+def _key(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Return what decides what an operator gives for fakes, and asks of them; None if that is not known."""
+    try:
+        state = torch.get_default_dtype(), torch.is_grad_enabled()
+        key = (function, *state, described(args), described(kwargs))
+        hash(key)
+    except (Unknown, TypeError):
+        return None
+    return key
 
 
 def may_write(function: Callable[..., Any], kwargs: Any) -> bool:
@@ -81,18 +107,8 @@ def relays(function: Callable[..., Any]) -> bool:
 
 ELEMENTS = (
     *("add", "sub", "mul", "div", "copy", "fill", "zero", "masked_fill", "clamp", "clamp_min", "clamp_max"),
-    *(
-        "relu",
-        "silu",
-        "hardtanh",
-        "hardswish",
-        "dropout",
-        "sigmoid",
-        "tanh",
-        "exp",
-        "index_add",
-        "index_copy",
-    ),
+    *("relu", "relu6", "leaky_relu", "elu", "celu", "selu", "mish", "threshold", "hardsigmoid", "silu"),
+    *("hardtanh", "hardswish", "dropout", "sigmoid", "tanh", "exp", "index_add", "index_copy"),
     *("scatter", "scatter_add", "index_put", "normal", "uniform", "bernoulli", "neg", "pow", "sqrt", "rsqrt"),
 )
 """Names, but for the last letter, of operators in place that change nothing but elements."""
