@@ -366,3 +366,26 @@ def test_what_shares_memory_is_found_in_one_pass() -> None:
     found = aliasing_of([base, 3, other, base[1:], 3], [other, (base.view(2, 2), other[:2]), None])
     assert found.memory == (0, 1, 2, 0, 4, 2, 0, 2, 8)
     assert found.objects == (0, 1, 2, 3, 4, 2, 6, 7, 8)
+
+
+def looking_on(reads: list[str]) -> nn.Module:
+    """Return a module whose class notes what is read of it, its dictionary included."""
+
+    class Noting(nn.Linear):
+        def __getattribute__(self, name: str) -> Any:
+            reads.append(name)
+            return super().__getattribute__(name)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight
+
+    return Noting(2, 2)
+
+
+def test_classes_that_look_on_see_every_read() -> None:
+    expected, found = list[str](), list[str]()
+    plain, fast = looking_on(expected), capture(looking_on(found), backend=run_as_is)
+    expected.clear(), found.clear()
+    with torch.no_grad():
+        plain(torch.ones(2)), fast(torch.ones(2))
+    assert found.count("__dict__") == expected.count("__dict__") > 0

@@ -143,7 +143,9 @@ def _object_attr(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
 
 
 def _part_of_module(vm: Interpreter, fallback: Any, value: Any, kind: type, name: str) -> Any:
-    """Return what the method of modules finds; `NULL` where it is interpreted."""
+    """Return what the method of modules finds; `NULL` where it is interpreted, as where a class looks on."""
+    if vm.heap.class_attribute(kind, "__getattribute__") is not _OBJECT_GET:
+        return NULL
     try:
         with vm.barrier():
             inside = _attribute(vm, value, kind, "__dict__")
