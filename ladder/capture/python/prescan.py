@@ -29,7 +29,8 @@ Unfollowed = tuple[types.CodeType, int]
 
 def unfollowed(code: types.CodeType, first: Any) -> Unfollowed:
     """Return what says that code runs as it is with a first argument."""
-    return code, id(first) if isinstance(first, torch.nn.Module) else 0
+    is_module = issubclass(type(first), torch.nn.Module)  # `isinstance` would ask objects for their ``__class__``
+    return code, id(first) if is_module else 0
 
 
 def activation_of(code: types.CodeType, slots: dict[str, Any]) -> Unfollowed | None:
@@ -41,7 +42,7 @@ def activation_of(code: types.CodeType, slots: dict[str, Any]) -> Unfollowed | N
         return unfollowed(code, None)
     name = code.co_varnames[0]
     first = slots.get(name)
-    if isinstance(first, types.CellType):
+    if type(first) is types.CellType:
         try:
             first = first.cell_contents
         except ValueError:
