@@ -29,7 +29,7 @@ Unfollowed = tuple[types.CodeType, int]
 
 def unfollowed(code: types.CodeType, first: Any) -> Unfollowed:
     """Return what says that code runs as it is with a first argument."""
-    is_module = issubclass(type(first), torch.nn.Module)  # `isinstance` would ask objects for their ``__class__``
+    is_module = issubclass(type(first), torch.nn.Module)  # `isinstance` may ask the object itself
     return code, id(first) if is_module else 0
 
 
