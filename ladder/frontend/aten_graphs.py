@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ladder.frontend.aten_layouts import laid_as_by_kernels
+from ladder.frontend.aten_stores import with_stores
 from ladder.frontend.aten_writes import (
     refuse_overlaps,
     refuse_real_writes,
@@ -69,6 +70,8 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
     try:
         with dispatch_kept():
             traced = _functional(prepared, examples)
+        if with_stores(traced):
+            drop_unused(traced.graph)
     except ImportRefused:
         raise
     except Exception as error:  # whatever tracing cannot do, the program itself still can

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ladder.frontend.joined import MOVES
 from ladder.ir.build import GraphBuilder
 from ladder.ir.extents import canonical
+from ladder.partition.subgraphs import OURS
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.model.program import ImportRefused
 from tile_types.arrays import torch_dtype
@@ -80,8 +81,7 @@ ASKING = tuple(
 )
 """Prefixes of the names of operators that refuse operands of other strides than they need."""
 
-OURS = "ladder."
-KNOWN = ("aten.", OURS, "_c10d_functional.")
+KNOWN = ("aten.", *OURS, "_c10d_functional.")
 """Prefixes of the names of operators that take operands of any strides, but for those above."""
 
 

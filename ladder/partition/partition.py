@@ -17,7 +17,7 @@ from ladder.partition.native_parts import elements_part, fourier_part, recurrent
 from ladder.partition.products import Products
 from ladder.partition.rows import REDUCTIONS, row_axes, separate_loops
 from ladder.partition.scatter import in_place, with_scatters, without_puts
-from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
+from ladder.partition.subgraphs import OURS, Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, view_chain
 from targets import TileDevice
 from tile_types.errors import VerificationError
@@ -263,7 +263,7 @@ def _called(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
 
 def _library(graph: Graph, node: Node) -> Subgraph:
     target = str(dict(node.attributes).get("target", node.operator))
-    reason = "" if _is_ours(node) else f"{target} has no kernel of ours"
+    reason = "" if target.startswith(OURS) else f"{target} has no kernel of ours"
     return part_of("library", graph, node, reason)
 
 

@@ -33,6 +33,12 @@ as `ladder.ir.operator.ENGINES`."""
 FORMS = "ladder_functional"
 """Namespace of functional forms of operators that write arguments: their results are tensors of their own."""
 
+JOINT = "__"
+"""Stands between namespace and name of the operator in the name of its form."""
+
+OURS = ("ladder.", f"{FORMS}.ladder{JOINT}")
+"""How the names of operators of ours begin, and those of their functional forms."""
+
 
 def is_form(node: Node) -> bool:
     """Tell whether a node calls such a form."""

@@ -16,11 +16,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ladder.forks import renewed
-from ladder.partition.subgraphs import FORMS
+from ladder.partition.subgraphs import FORMS, JOINT
 from ladder.runtime.model.program import ImportRefused
-
-JOINT = "__"
-"""Stands between namespace and name of the operator in the name of its form."""
 
 _Library: Any = torch.library.Library  # its methods have no types
 _registered: dict[tuple[str, str], tuple[Any, Any]] = {}

@@ -61,7 +61,7 @@ class BoundPlan:
             if value in plan.in_place
         }
         """Output of the graph that a step writes into an argument -> that argument."""
-        self.copied = [(at, output) for at, output in self.updates if output not in self.written]
+        self.copied = [(at, output) for at, output in self.updates if self.written.get(output) != at]
         """Arguments that take outputs once all steps have run."""
         self.changed = sorted({*self.written.values(), *(at for at, _ in self.copied)})
         """Arguments that are written."""

@@ -12,7 +12,7 @@ import torch
 
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.partition.subgraphs import FORMS, Subgraph
+from ladder.partition.subgraphs import FORMS, OURS, Subgraph
 from ladder.runtime import peers, recurrent_operator  # noqa: F401  registers ladder::recurrent
 from ladder.runtime.functional import functional_form, original
 from ladder.runtime.grouped import grouped
@@ -20,6 +20,7 @@ from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.ordered import Keep, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import CallSizes, is_fixed
+from ladder.runtime.stores import stored
 from tile_types.arrays import torch_dtype
 from tile_types.errors import LadderError
 
@@ -100,6 +101,7 @@ OVER_PEERS: Mapping[str, Run] = {f"{COLLECTIVES}all_reduce.default": peers.all_r
 QUICKER: Mapping[str, Callable[[Run], Run]] = {
     "aten.index.Tensor": indexed,
     "transformers.grouped_mm_fallback.default": grouped,
+    f"{OURS[1]}store.default": stored,
 }
 """Operator -> what wraps torch's call of it: some calls take a faster way, with equal results."""
 
@@ -125,6 +127,8 @@ def library_title(graph: Graph) -> str:
     target = str(dict(node.attributes)["target"])
     if is_onnx(target):
         return f"torch {target}"
+    if target.startswith(OURS[1]):
+        target = original(target)
     if not target.startswith("ladder."):
         return f"torch.ops.{target}"
     name = target.split(".")[1]

@@ -13,12 +13,13 @@ from ladder.ir.graph import Graph
 from ladder.lower.chain.scatter import size_names
 from ladder.partition import Subgraph
 from ladder.partition.scatter import written
+from ladder.partition.subgraphs import OURS
 from ladder.runtime.model.chains import shared_chains
 from ladder.runtime.model.library import library_title, product_title
 from ladder.runtime.packed import layout_of
 from tile_types.tile import Tile
 
-COMPUTES = ("aten.", "ladder.")
+COMPUTES = ("aten.", *OURS)
 """How the names of operators begin that have no effect but on their operands."""
 
 
