@@ -50,9 +50,19 @@ def test_kernels_depend_on_how_tokens_are_found_but_not_on_how_many_experts() ->
     assert Gemm(8, 8, "int4", experts=3, masked=True).shape_free() != grouped[0].shape_free()
 
 
-def test_a_tile_of_experts_that_was_seen_to_spill_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "gemm",
+    [
+        Gemm(2880, 2880, "fp8_e4m3", "bfloat16", experts=32),
+        Gemm(512, 128, "int4", group_size=64, experts=8, slots=3, gate="silu"),
+    ],
+    ids=["all experts", "those of slots"],
+)
+def test_a_tile_of_experts_that_was_seen_to_spill_gives_way(
+    monkeypatch: pytest.MonkeyPatch, gemm: Gemm
+) -> None:
     monkeypatch.setattr(spilling, "_seen", {})
-    gemm, device = Gemm(2880, 2880, "fp8_e4m3", "bfloat16", experts=32), get_device("cuda/sm_90a")
+    device = get_device("cuda/sm_90a")
     first = make_plan(gemm, device).schedule_for(1)
     assert avoid(gemm, device, first)
     second = make_plan(gemm, device).schedule_for(1)
