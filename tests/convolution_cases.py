@@ -46,6 +46,44 @@ CASES = {
         Windows((3, 3), (2, 2), (1, 1)), 128, 64, (2, 7, 5), WGMMA, "int4", residual=True,
         options={"group_size": 64, "bias": True, "epilogue": ("relu",)},
     ),
+    "residual in several turns, tiles in turn": Case(
+        Windows((1, 1), (2, 2)), 64, 136, (1, 43, 43),
+        GpuSchedule("wgmma", 256, 128, stages=4, warps=8, persistent=True), residual=True,
+        options={"bias": True, "epilogue": ("relu",)},
+    ),
+    "residual, N = 2 mod 4": Case(
+        Windows((1, 1), (2, 1)), 64, 58, (1, 19, 15), GpuSchedule("wgmma", 128, 64, stages=3, warps=4),
+        residual=True, options={"bias": True, "epilogue": ("relu",)},
+    ),
+    "N = 4 mod 8": Case(
+        Windows((1, 1), (2, 1)), 64, 116, (1, 15, 15), GpuSchedule("wgmma", 128, 64, stages=3, warps=4),
+        options={"bias": True, "epilogue": ("relu",)},
+    ),
+    "residual, odd N, float32": Case(
+        Windows((1, 1), (2, 1)), 64, 71, (1, 9, 15), GpuSchedule("wgmma", 64, 64, stages=3, warps=4),
+        residual=True, options={"output": "float32"},
+    ),
+    "residual, even N, float32": Case(
+        Windows((1, 1), (2, 1)), 64, 70, (1, 9, 15), GpuSchedule("wgmma", 64, 64, stages=3, warps=4),
+        residual=True, options={"output": "float32"},
+    ),
+    "residual, N = 4 mod 8, float32": Case(
+        Windows((1, 1), (2, 1)), 64, 76, (1, 9, 15), GpuSchedule("wgmma", 64, 64, stages=3, warps=4),
+        residual=True, options={"output": "float32"},
+    ),
+    "residual, odd N, split K": Case(
+        Windows((3, 3), padding=(1, 1)), 64, 79, (1, 9, 9),
+        GpuSchedule("wgmma", 64, 64, stages=3, warps=4, split_k=2), residual=True,
+    ),
+    "residual, split K": Case(
+        Windows((3, 3), padding=(1, 1)), 64, 72, (1, 12, 9),
+        GpuSchedule("wgmma", 128, 64, stages=3, warps=4, split_k=2), residual=True,
+        options={"epilogue": ("relu",)},
+    ),
+    "residual, shared tiles": Case(
+        Windows((1, 1), (2, 1)), 256, 72, (1, 31, 27),
+        GpuSchedule("wgmma", 128, 64, stages=4, warps=4, persistent=True, stream_k=True), residual=True,
+    ),
     "3x3 dilated, split K": Case(
         Windows((3, 2), (1, 2), (2, 1), (2, 1)), 64, 64, (1, 6, 9),
         GpuSchedule("wgmma", 16, tile_k=128, stages=2, warps=4, split_k=2), "nf4", options={"group_size": 64},
@@ -156,7 +194,7 @@ def draw(case: Case) -> Drawn:
     bias = torch.randn(case.outputs).to(x.dtype) if gemm.bias else None
     factor = torch.rand(case.outputs) + 0.5 if gemm.factor else None
     shape = (case.image[0], *at.extents(*case.image[1:]), case.outputs)
-    residual = torch.randn(shape).to(x.dtype) if gemm.residual else None
+    residual = torch.randn(shape).to(torch_dtype(gemm.output)) if gemm.residual else None
     expected = _expected(case, x, weight, factor, bias, residual)
     request = Request(gemm, device.name, Plan(((ANY_M, case.schedule),)))
     return Drawn(request, x, pack(gemm, device, weight), bias, factor, residual, expected)

@@ -456,7 +456,9 @@ MUTANTS: dict[str, Mutant] = {
     "pair: columns allocated for one block alone": Mutant(
         lambda: _of_one_block(ALLOCATE), "barrier", "cta_group::2 in a kernel", "pair"
     ),
-    "pair: both blocks start products": Mutant(lambda: _by_both(), "race", "", "pair"),
+    "pair: both blocks start products": Mutant(
+        lambda: _by_both(), "deadlock", "needs 8 of 8 arrivals", "pair"
+    ),
 }
 
 

@@ -9,7 +9,7 @@ warp transposes its sixteen weight rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
@@ -22,9 +22,10 @@ from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums, Sum
 from ladder.lower.cuda.wgmma_geometry import WARP_ROWS, accumulator_m, accumulator_row, swizzled_run
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_handover import Stream
+from ladder.lower.cuda.wgmma_residual import Residual
 from ladder.lower.cuda.wgmma_spec import MathThread, Spec
 from ladder.lower.gpu.arguments import Arguments
-from ladder.lower.gpu.epilogue import activate, finish_float, load_run
+from ladder.lower.gpu.epilogue import activate, finish_float
 from schedules.layouts import TILE
 
 WARP = 32
@@ -135,6 +136,9 @@ class Epilogue:
                     # Not a plain read: the compiler would move it ahead of the wait for the kernel before.
                     b.ptx(f"ld.global.u{bits}", registers[2 * m + half], source)
             held[name] = PerRow(registers, str(tensor.dtype))
+        if self.cluster_sums is None and self.stream is None and geo.adds_early(self.spec.device):
+            store = _TeamStore(self, held, piece)
+            held["added"] = store.fetch(store.first_row(0), 0)
         return held
 
     def first_row(self, row_tile: Expr, m: int) -> Expr:
@@ -172,11 +176,14 @@ class _TeamStore:
         # A residual is added to what was staged, where threads have whole runs of it.
         gemm, who, first_m = self.spec.gemm, end.who, piece.first_m
         self.gemm = replace(gemm, epilogue=()) if gemm.residual else gemm
+        held = dict(held)
+        self.added = held.pop("added", None)
         self.args = replace(end.args, residual=None, **held)
         self.wide = self.gemm.output == "float32"
         self.run = 4 if self.wide else 8
         team = self.geo.team
         self.runs = team * WARP_ROWS // self.run
+        self.residual = Residual(end.args, self.run) if gemm.residual else None
         if team == 1:
             self.slot, self.member, self.thread = b.bind(who.group * 4 + who.warp), 0, who.lane
         else:
@@ -185,26 +192,51 @@ class _TeamStore:
         # Tiles that are cut at different K round differently: what two of them hold, only one may store.
         self.own = None if end.stream is None else b.keep((first_m + (tile - 1)) // tile * tile)
 
+    def first_row(self, m: int) -> Expr:
+        """Return the first weight row of the team's row tile ``m``."""
+        alone = self.who.warp * WARP_ROWS if self.geo.team == 1 else 0
+        return b.bind(self.end.first_row(self.piece.row_tile, m) + alone)
+
     def tile(self, m: int, value: Sum) -> None:
         """Store row tile ``m`` of the warpgroup, whose sums ``value`` returns."""
-        alone = self.who.warp * WARP_ROWS if self.geo.team == 1 else 0
-        first_row = b.bind(self.end.first_row(self.piece.row_tile, m) + alone)
+        first_row = self.first_row(m)
+        added = self.fetch(first_row, 0) if m or self.added is None else self.added
         for first in range(0, self.spec.schedule.tile_m, self.geo.chunk):
-            self._chunk(m, first, first_row, value)
+            added = self._chunk(m, first, first_row, value, added)
 
-    def _chunk(self, m: int, first: int, first_row: Expr, value: Sum) -> None:
-        """Transpose and store the activation rows of a turn, from ``first`` on, of row tile ``m``."""
-        count = min(self.geo.chunk, self.spec.schedule.tile_m - first)
+    def fetch(self, first_row: Expr, first: int) -> Any:
+        """Start loading what is added to the turn of activation rows from ``first`` on; None: nothing is."""
+        if self.residual is None or first >= self.spec.schedule.tile_m:
+            return None
+        first_m = b.bind(self.piece.first_m + first + self.thread // self.runs)
+        rows = [first_m + place for place in range(0, self._count(first), self._pass)]
+        return self.residual.load(rows, b.bind(first_row + self.thread % self.runs * self.run))
+
+    def _count(self, first: int) -> int:
+        """Return the activation rows of the turn that begins with ``first``."""
+        return min(self.geo.chunk, self.spec.schedule.tile_m - first)
+
+    def _chunk(self, m: int, first: int, first_row: Expr, value: Sum, added: Any) -> Any:
+        """Transpose and store the activation rows of a turn, from ``first`` on, of row tile ``m``.
+
+        added: What `fetch` loaded for it.
+        Returns: What it loads for the next turn, once the sums of this one have left their registers.
+        """
+        count = self._count(first)
         if isinstance(self.args.token_scale, PerActivationRow):
             self.args.token_scale.forget()
         (self._stage_floats if self.wide else self._stage_halves)(m, range(first, first + count), value)
+        following = self.fetch(first_row, first + self.geo.chunk)
         self._meet()
-        row = b.bind(first_row + self.thread % self.runs * self.run)
-        whole = T.And(self.args.n % self.run == 0, row + self.run <= self.args.n)
-        arguments = (row, b.bind(self.piece.first_m + first), count)
-        b.either(whole, lambda: self._store_vectors(*arguments), lambda: self._store_elements(*arguments))
+        first_m = b.bind(self.piece.first_m + first)
+        b.either(
+            self.args.n % self.run == 0,
+            lambda: self._store_vectors(first_row, first_m, count, added),
+            lambda: self._store_parts(first_row, first_m, count),
+        )
         # The next chunk overwrites what this one still reads.
         self._meet()
+        return following
 
     def _meet(self) -> None:
         """Wait for the whole team."""
@@ -248,40 +280,76 @@ class _TeamStore:
             row = self.member * WARP_ROWS + lane // 4 + index // 2 % 2 * 8
             b.store(self.end.staging, self._sum(m, index, value), self.slot, place * self.geo.pitch + row)
 
-    def _store_vectors(self, row: Expr, first_m: Expr, count: int) -> None:
+    def _store_vectors(self, first_row: Expr, first_m: Expr, count: int, added: Any) -> None:
         """Store 16 bytes per thread, of as many activation rows as the team covers, a few times at once."""
+        row = b.bind(first_row + self.thread % self.runs * self.run)
+        with b.when(row < self.args.n):
+            self._store_whole(row, first_m, count, added)
+
+    def _store_whole(self, row: Expr, first_m: Expr, count: int, added: Any) -> None:
+        """Store all of the thread's runs of a turn, which begin at weight row ``row``."""
         iterations = -(-count // self._pass)
         ways = gcd(iterations, WAYS)
         held = [b.local(self.run, self.gemm.output) for _ in range(ways)]
+        if added is not None:  # in registers, which have no computed index
+            for first in range(0, iterations, ways):
+                self._store_runs(range(first, first + ways), row, first_m, count, held, added)
+            return
         # Rolled: addresses of all stores at once would not leave registers for the sums.
         with b.loop(iterations // ways, rolled=True) as iteration:
-            first = self.thread // self.runs
-            places = [b.bind((iteration * ways + way) * self._pass + first) for way in range(ways)]
-            for place, values in zip(places, held, strict=True):
-                with b.when(place < count), b.vector(self.run) as v:
-                    b.store(values, self.end.staging[self.slot, self._source(place) + v], v)
-            for place, values in zip(places, held, strict=True):
-                with b.when(self._inside(place, first_m, count)):
-                    self._add(values, first_m + place, row)
-                    with b.vector(self.run) as v:
-                        b.store(self.args.y, values[v], first_m + place, row + v)
+            numbers = [iteration * ways + way for way in range(ways)]
+            self._store_runs(numbers, row, first_m, count, held, None)
 
-    def _store_elements(self, row: Expr, first_m: Expr, count: int) -> None:
-        """Store what lies within N, element by element."""
-        with b.loop(-(-count // self._pass), rolled=True) as iteration:
-            place = b.bind(iteration * self._pass + self.thread // self.runs)
-            run = T.min(self.run, self.args.n - row)
-            with b.when(self._inside(place, first_m, count)), b.loop(run, rolled=True) as index:
-                value = self.end.staging[self.slot, self._source(place) + index]
-                if self.spec.gemm.residual:
-                    value = self._sum_with(value, self.end.args.residual[first_m + place, row + index])
-                b.store(self.args.y, value, first_m + place, row + index)
+    def _store_runs(
+        self, numbers: Sequence[Expr], row: Expr, first_m: Expr, count: int, held: Sequence[Any], added: Any
+    ) -> None:
+        """Store the thread's runs ``numbers`` of a turn; ``held`` are registers of one each."""
+        first = self.thread // self.runs
+        places = [b.bind(number * self._pass + first) for number in numbers]
+        for place, values in zip(places, held, strict=True):
+            with b.when(place < count), b.vector(self.run) as v:
+                b.store(values, self.end.staging[self.slot, self._source(place) + v], v)
+        for number, place, values in zip(numbers, places, held, strict=True):
+            with b.when(self._inside(place, first_m, count)):
+                if self.residual is not None:
+                    for index in range(self.run):
+                        element = self.residual.element(added, number, index)
+                        b.store(values, self._sum_with(values[index], element), index)
+                with b.vector(self.run) as v:
+                    b.store(self.args.y, values[v], first_m + place, row + v)
 
-    def _add(self, values: Any, m: Expr, row: Expr) -> None:
-        """Add a run of the residual to staged values, and apply what comes after."""
-        added = load_run(self.end.args.residual, self.run, self.run, m, row)
-        for index, element in enumerate(added or ()):
-            b.store(values, self._sum_with(values[index], element), index)
+    def _store_parts(self, first_row: Expr, first_m: Expr, count: int) -> None:
+        """Store as many elements at once as N is a multiple of; those of neighbouring threads follow."""
+        parts = [self.run // 2, *([2] if self.run > 4 else [])]
+
+        def store(*widths: int) -> None:
+            if not widths:
+                self._store_some(1, first_row, first_m, count)
+                return
+            b.either(
+                self.args.n % widths[0] == 0,
+                lambda: self._store_some(widths[0], first_row, first_m, count),
+                lambda: store(*widths[1:]),
+            )
+
+        store(*parts)
+
+    def _store_some(self, width: int, first_row: Expr, first_m: Expr, count: int) -> None:
+        """Store a turn, ``width`` elements of an activation row per thread at once; N is a multiple of it."""
+        parts = self.geo.team * WARP_ROWS // width
+        rows = max(1, self.geo.team * WARP // parts)
+        column, values = b.bind(self.thread % parts * width), b.local(width, self.gemm.output)
+        row = b.bind(first_row + column)
+        with b.loop(-(-count // rows), rolled=True) as iteration:
+            place = b.bind(iteration * rows + self.thread // parts)
+            with b.when(T.And(self._inside(place, first_m, count), row < self.args.n)):
+                with b.vector(width) as v:
+                    b.store(values, self.end.staging[self.slot, self._source(place, column) + v], v)
+                for index in range(width if self.spec.gemm.residual else 0):
+                    element = T.Cast("float32", self.end.args.residual[first_m + place, row + index])
+                    b.store(values, self._sum_with(values[index], element), index)
+                with b.vector(width) as v:
+                    b.store(self.args.y, values[v], first_m + place, row + v)
 
     def _sum_with(self, value: Expr, added: Expr) -> Expr:
         total = T.Cast("float32", value) + T.Cast("float32", added)
@@ -292,9 +360,10 @@ class _TeamStore:
         inside = T.And(place < count, first_m + place < self.args.m)
         return inside if self.own is None else T.And(inside, first_m + place >= self.own)
 
-    def _source(self, place: Expr) -> Expr:
-        """Return where the thread's run of a staged row starts."""
-        part = self.thread % self.runs
+    def _source(self, place: Expr, column: Expr = None) -> Expr:
+        """Return where column ``column`` of a staged row lies; None: where the thread's run starts."""
+        part = self.thread % self.runs if column is None else column // self.run
+        within = 0 if column is None else column % self.run
         if self.wide:
-            return place * self.geo.pitch + part * self.run
-        return swizzled_run(place, part, self.runs) * self.run
+            return place * self.geo.pitch + part * self.run + within
+        return swizzled_run(place, part, self.runs) * self.run + within

@@ -13,11 +13,17 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower.gpu.groups import Groups
 from schedules.codes import table_bytes
+from schedules.cost import OUTPUT_BYTES
 from schedules.footprint import (
     CHUNK_BYTES,
     RESERVED_BYTES,
+    SQUEEZED,
+    WARP,
     carries,
+    launch_registers,
+    math_registers,
     moves_registers,
+    registers_per_thread,
     scale_span,
     staged_columns,
     turn_slabs,
@@ -235,6 +241,17 @@ class WgmmaGeometry:
     def resident_blocks(self, device: TileDevice) -> int:
         """Return the blocks that share a multiprocessor; ptxas is asked to leave them registers."""
         return warpgroup_blocks(self.gemm, device, self.schedule)
+
+    def adds_early(self, device: TileDevice) -> bool:
+        """Whether a math thread has registers for what the epilogue adds first, while products still run."""
+        if not self.gemm.residual:
+            return False
+        resident = self.resident_blocks(device) * self.threads // WARP
+        limit = math_registers(self.schedule.warps) if self.reallocates else launch_registers(resident)
+        added = (
+            self.chunk * OUTPUT_BYTES[self.gemm.output] // 8
+        )  # of a turn: 16 rows of a warp, 4 bytes a lane
+        return limit - registers_per_thread(self.gemm, self.schedule) >= added + SQUEEZED
 
     def least_bytes(self, device: TileDevice) -> int:
         """Return the shared memory that a block takes at least, so that no more than meant lie beside it.
