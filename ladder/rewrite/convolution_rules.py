@@ -265,16 +265,43 @@ def _pad_channels(match: Match) -> str | None:
         return None
     if not form.last or match.builder.tile(match.root.inputs[0]).shape[-1] != 3:
         return None
+    return _with_channels(match, 1)
+
+
+def _with_channels(match: Match, more: int) -> str:
+    """Return a convolution, channels last, of so many channels more, of zeros."""
     operands = []
     for value in match.root.inputs:
         none = (0,) * (len(match.builder.tile(value).shape) - 1)
-        operands.append(match.builder.add("pad", value, low=(*none, 0), high=(*none, 1)))
+        operands.append(match.builder.add("pad", value, low=(*none, 0), high=(*none, more)))
     given: dict[str, Any] = dict(match.root.attributes)
     return match.builder.add("contract", *operands, **given)
+
+
+ROW_BYTES = 16
+"""Kernels of ours read rows that begin at multiples of so many bytes."""
+
+FEW = 16
+"""Channels below which a multiple of eight is much more to read."""
+
+
+def _align_points(match: Match) -> str | None:
+    """Give the rows of points whole pieces of 16 bytes: what makes them writes zeros; none is copied."""
+    x = match.builder.tile(match.root.inputs[0])
+    try:
+        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
+    except ShapeError:
+        return None
+    channels, half = x.shape[-1], x.ttype.name in ("float16", "bfloat16")
+    if not (form.last and form.are_points and form.groups == 1 and half and isinstance(channels, int)):
+        return None
+    more = -channels % (ROW_BYTES // 2)
+    return _with_channels(match, more) if more and channels >= FEW else None
 
 
 FEW_CHANNELS: Rules = (
     Rule("few products are sums", pattern("contract"), _sum_windows),
     Rule("three channels are four", pattern("contract"), _pad_channels),
+    Rule("points begin at multiples of 16 bytes", pattern("contract"), _align_points),
 )
 """For GPUs: convolutions of images as cameras give them."""

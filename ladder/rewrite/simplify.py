@@ -7,6 +7,7 @@ from ladder.rewrite.attention_layout import QUERY_LAYOUT
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
 from ladder.rewrite.attention_rules import ATTENTION_FORMS, TURNED
 from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS, ROWS_OF_PRODUCTS
+from ladder.rewrite.channel_padding import CHANNELS_OF_ZEROS
 from ladder.rewrite.convolution_rules import (
     CHANNEL_GROUPS,
     CHANNELS_LAST,
@@ -66,7 +67,10 @@ ATTENTION = (
 
 TURNING = rewriting("attention writes a token's heads side by side", TURNED)
 
-IMAGES = (rewriting("few channels", FEW_CHANNELS),)
+IMAGES = (
+    rewriting("few channels", FEW_CHANNELS),
+    rewriting("zeros behind channels", CHANNELS_OF_ZEROS),
+)
 
 
 def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = False) -> Graph:

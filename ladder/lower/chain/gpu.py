@@ -62,16 +62,12 @@ class VectorLoops:
     def layout(self, value: str) -> tuple[int, int]:
         """Return (trailing axes that count as one, width) with the fewest memory instructions per element."""
         shape = self.nest.graph.tile(value).shape
-        dtype = stored_type(self.nest.graph.tile(value).ttype.name)
         best, cost = (1, 1), float("inf")
-        widths = [ACCESS_BYTES // BYTES.get(dtype, 16) >> k for k in range(4)]
-        if value in self.nest.scatters:  # scattered rows lie apart
-            widths = [w for w in widths if w > 1 and isinstance(shape[-1], int) and shape[-1] % w == 0]
         axes = self.nest.rows if self.nest.lanes > 1 else 0
         most = 1 if self.nest.mapping.spread > 1 else len(shape) - axes
         for merged in range(most, 0, -1):
             trailing = product(shape[len(shape) - merged :])
-            for width in [w for w in widths if w > 1]:
+            for width in self.widths(value):
                 if isinstance(trailing, int) and trailing % width == 0:
                     found = self.instructions(value, merged, width)
                     if found < cost:
@@ -81,17 +77,40 @@ class VectorLoops:
                 best = (best[0] + 1, 1)
         return best
 
-    def instructions(self, value: str, merged: int, width: int) -> float:
-        """Return the memory instructions per element if vectors run along the last ``merged`` axes."""
+    def widths(self, value: str) -> list[int]:
+        """Return the vectors that a result may be stored by, in elements, the longest first."""
+        tile = self.nest.graph.tile(value)
+        most, columns = ACCESS_BYTES // BYTES.get(stored_type(tile.ttype.name), 16), tile.shape[-1]
+        widths = [most >> k for k in range(4) if most >> k > 1]
+        if value in self.nest.scatters:  # scattered rows lie apart
+            return [w for w in widths if isinstance(columns, int) and columns % w == 0]
+        return widths
+
+    def piece_width(self, value: str, start: Expr, stop: Expr) -> int:
+        """Return the width with the fewest memory instructions per element of a piece of the last axis."""
+        known = isinstance(start, int) and isinstance(stop, int)
+        fitting = [w for w in self.widths(value) if known and start % w == 0 and stop % w == 0]
+        costs = {w: self.instructions(value, 1, w, (start, stop)) for w in fitting}
+        found = [w for w in fitting if costs[w] < float("inf")]
+        return min(found, key=lambda w: (costs[w], -w), default=1)
+
+    def instructions(
+        self, value: str, merged: int, width: int, piece: tuple[Expr, Expr] | None = None
+    ) -> float:
+        """Return the memory instructions per element if vectors run along the last ``merged`` axes.
+
+        piece: Where those of the last axis begin and end; None: all of them.
+        """
         nest = self.nest
         shape = nest.graph.tile(value).shape
         extents = [nest.extent(extent) for extent in shape]
         outer = tuple(nest.probe(f"o{axis}", extent) for axis, extent in enumerate(extents[:-merged]))
-        chunk = nest.probe("chunk", nest.extent(product(shape[-merged:])) // width)
+        start, stop = piece or (0, nest.extent(product(shape[-merged:])))
+        chunk = nest.probe("chunk", (stop - start) // width)
         reads: list[list[tuple[str, Expr]]] = []
         with nest.values.only_loads():
             for lane in range(width):
-                index = (*outer, *nest.unravelled(chunk * width + lane, extents[-merged:]))
+                index = (*outer, *nest.unravelled(start + chunk * width + lane, extents[-merged:]))
                 reads.append([(name, nest.address(name, at)) for name, at in nest.reads(value, index)])
                 nest.values.forget()
             crossed = merged > 1 and any(uses(part, (chunk,)) for c in nest.values.open for part in c)
@@ -204,8 +223,10 @@ class VectorLoops:
             ]
         probes = tuple(self.nest.probe(f"p{axis}", extent) for axis, extent in enumerate(shape))
         cuts = self.nest.cuts(value, probes, probes[-1], shape[-1])
-        whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
-        return [(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
+        if len(cuts) == 1 or self.nest.reductions() or self.works_apart():
+            whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
+            return [(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
+        return [(value, 1, self.piece_width(value, start, stop), start, stop) for start, stop in cuts]
 
     def works_apart(self) -> bool:
         """Whether threads take single elements: few, of functions whose code is slower to fetch than to run.

@@ -1,0 +1,112 @@
+"""Products of points whose channels are no pieces of 16 bytes: zeros come from weights, and stay zeros."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_convolutions import simulate
+from test_folding import planned, relative
+from torch import Tensor, nn
+
+import ladder
+from ladder.frontend.torch_fx import import_fx
+from ladder.lower.chain import gpu_nest
+from ladder.partition import partition
+from ladder.partition.subgraphs import Subgraph
+from ladder.runtime.model.prepared import simplified
+from targets import get_device
+
+H200 = get_device("cuda/sm_90a")
+
+
+class Unit(nn.Module):
+    """Half of a ShuffleNet's unit: points, windows of single channels, points."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(24, channels, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, stride, 1, groups=channels, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
+        )  # fmt: skip
+        for norm in self.modules():
+            if isinstance(norm, nn.BatchNorm2d):
+                nn.init.normal_(norm.running_mean, std=0.1)
+                nn.init.uniform_(norm.running_var, 0.5, 1.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def made(channels: int, stride: int = 1) -> Unit:
+    torch.manual_seed(0)
+    return Unit(channels, stride).eval().requires_grad_(False)
+
+
+def parts_of(model: nn.Module, x: Tensor) -> list[Subgraph]:
+    """Return the parts of a model's plan for an H200."""
+    found: list[Subgraph] = []
+
+    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Any:
+        program = simplified(import_fx(module, examples), H200)
+        packable = [name for name, source in program.sources.items() if source.graph is not None]
+        found.extend(partition(program.graph, device=H200, packable=packable))
+        return module
+
+    with torch.no_grad():
+        ladder.compile(model, backend=backend)(x)
+    return found
+
+
+@pytest.mark.parametrize(("channels", "stride"), [(58, 1), (58, 2), (29, 1)])
+def test_channels_are_whole_pieces(channels: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step only copies, every product's rows are whole pieces, and the chain is right on the simulator."""
+    monkeypatch.setattr(gpu_nest, "MANY", 1)
+    model, x = made(channels, stride).half(), torch.randn(2, 24, 9, 8).half()
+    parts = parts_of(model, x)
+    kinds = [part.kind for part in parts]
+    assert kinds.count("gemm") + kinds.count("product") == 2
+    chains = [part for part in parts if "reduce_sum" in part.operators]
+    assert len(chains) == 1
+    graph = chains[0].graph
+    assert graph.tile(graph.outputs[0]).shape[-1] == -(-channels // 8) * 8
+    assert all("pad" not in part.operators for part in parts if part.kind != "chain" or part in chains)
+    assert all(part.gemm.k % 8 == 0 for part in parts if part.gemm is not None)
+    simulate(graph)
+
+
+@pytest.mark.parametrize("channels", [58, 29])
+def test_results_are_as_exact_as_torch(channels: int) -> None:
+    x, model = torch.randn(2, 24, 9, 8), made(channels)
+    exact = model.double()(x.double())
+    half = model.half()
+    fast = planned(half, x.half())
+    with torch.no_grad():
+        assert relative(fast(x.half()), exact) < 1.5 * relative(half(x.half()), exact)
+
+
+def test_infinite_elements_reach_what_they_reach_in_torch() -> None:
+    """Zeros that weights make of an infinite image are NaN: they must not get into sums."""
+    model = made(58).half()
+    with torch.no_grad():
+        model.layers[0].weight.abs_().neg_()  # all of the first product is -inf there, which ReLU makes 0
+        x = torch.randn(1, 24, 9, 8).half().abs()
+        x[0, 3, 4, 4] = torch.inf
+        want, got = model(x), planned(model, x)(x)
+    assert want.isfinite().all()
+    assert got.isfinite().all()
+    assert relative(got, want.double()) < 2e-3
+
+
+def test_other_images_keep_their_channels() -> None:
+    """Neither float32, nor few channels, nor an image that others read too."""
+    for model, x in (
+        (made(58), torch.randn(2, 24, 9, 8)),
+        (nn.Conv2d(12, 16, 1).half().requires_grad_(False), torch.randn(2, 12, 9, 8).half()),
+    ):
+        assert all(
+            "pad" not in part.operators and "select" not in part.operators for part in parts_of(model, x)
+        )
