@@ -31,7 +31,7 @@ from tile_types.errors import (
 from tile_types.identity import VALUES, own_values, require_values
 from tile_types.library import get_type, own_types
 from tile_types.packing import pack_codes, storage_dtype, storage_extent, unpack_codes, with_constant
-from tile_types.scaling import FEW_ELEMENTS, block_rows, row_chunks
+from tile_types.scaling import CHUNK_ELEMENTS, FEW_ELEMENTS, block_rows, row_chunks
 from tile_types.ttype import TType
 
 FORMAT_VERSION = 1
@@ -243,18 +243,24 @@ class QuantizedTensor:
             )
         xp = arrays_of(self.scale)
         flat, storage, constant = self.scale == 0, self.storage, int(self.ttype.valid_codes()[0])
-        if bool(flat.any()):
+        some = bool(flat.any())
+        if some:
             rows = xp.array([row // self.block[0] for row in range(self.shape[0])], "int64", flat)
             groups = flat if self.block[0] == 1 else xp.take(flat, rows)
             bits, (_, columns) = self.ttype.elem_bits, self.shape
             storage = with_constant(storage, bits, columns, groups, min(self.block[1], columns), constant)
         start = float(self.ttype.decode_codes([constant])[0])
         factor = 1.0 if self.tensor_scale is None else self.tensor_scale
+        # Quotients and sums of float32 numbers round to the same ones by way of float64.
+        stored = {xp.dtype_name(array) for array in (self.scale, self.offset)}
+        narrow = factor == 1.0 and stored == {"float32"}
+        number, most = ("float32", CHUNK_ELEMENTS) if narrow else ("float64", FEW_ELEMENTS)
         found = [xp.empty(self.scale_shape, "float32", self.storage) for _ in range(2)]
-        for part in row_chunks(*self.scale_shape, FEW_ELEMENTS):
-            scale, offset = (xp.cast(array[part], "float64") for array in (self.scale, self.offset))
-            nonzero = xp.where(flat[part], scale + 1.0, scale)
-            zero = xp.where(flat[part], start - offset / factor, -offset / (nonzero * factor))
+        for part in row_chunks(*self.scale_shape, most):
+            scale, offset = (xp.cast(array[part], number) for array in (self.scale, self.offset))
+            nonzero = xp.where(flat[part], scale + 1.0, scale) if some else scale
+            zero = -offset / (nonzero if narrow else nonzero * factor)
+            zero = xp.where(flat[part], start - offset / factor, zero) if some else zero
             found[0][part], found[1][part] = xp.cast(nonzero, "float32"), xp.cast(zero, "float32")
         return replace(
             self,

@@ -98,17 +98,17 @@ def changed(octets: torch.Tensor, flip: int, *, swaps: bool = False) -> torch.Te
 
     if not (flip or swaps):
         return octets
-    lies = octets.is_cpu and octets.is_contiguous() and octets.data_ptr() % 4 == 0
+    lies = octets.is_cpu and octets.is_contiguous()
     if not lies or octets.numel() < SMALL or octets.numel() % LINE:
         turned = octets << 4 | octets >> 4 if swaps else octets
         return turned ^ flip if flip else turned
-    words = octets.reshape(-1).view(torch.int32).view(-1, LINE // 4)
-    result = empty(*words.shape, dtype=torch.int32)
+    lines = octets.reshape(-1, LINE)
+    result = empty(len(lines), LINE // 4, dtype=torch.int32)
     kernel = native.entry("repack", "changed_words", swaps)
     told = _number(int.from_bytes(4 * bytes([flip]), "little", signed=True))
     step = native.MOST_BYTES // LINE
-    for first in range(0, len(words), step):
-        kernel(told, words[first : first + step], result[first : first + step])
+    for first in range(0, len(lines), step):
+        kernel(told, lines[first : first + step], result[first : first + step])
     return result.view(torch.uint8).view(octets.shape)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +14,13 @@ import torch
 from safetensors.torch import save_file
 
 import ladder
+from ladder.formats import repack
 from ladder.formats.bits import words_to_codes
 from ladder.formats.layer import Layer, TensorInMemory
 from ladder.formats.repack import transposed_nibbles, transposed_words
 from ladder.integrations.engine_layers import GptqLayer
+from ladder.lower.cpu.repack import emit_transposed_nibbles, emit_transposed_words
+from ladder.runtime import native
 from tile_types import QuantizedTensor
 
 FILES = Path(__file__).parent / "files"
@@ -188,6 +193,24 @@ def test_transposed_words_and_nibbles(rows: int, columns: int) -> None:
     wanted = torch.empty_like(codes)
     wanted[:, :, list(order)] = codes ^ 8
     assert torch.equal(found, wanted.flatten(1).t())
+
+
+@pytest.mark.parametrize("start", [0, 1, 7])
+def test_bytes_at_any_address_are_changed_by_a_kernel(start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes stores texts of odd lengths between codes, which torch changed, much more slowly."""
+    entry, called = native.entry, []
+    monkeypatch.setattr(native, "entry", lambda *facts: called.append(facts) or entry(*facts))
+    octets = torch.randint(0, 256, (repack.SMALL + 7,), dtype=torch.uint8)[start : start + repack.SMALL]
+    assert torch.equal(repack.changed(octets, 0x88), octets ^ 0x88)
+    assert torch.equal(repack.changed(octets, 0, swaps=True), octets << 4 | octets >> 4)
+    assert [kind for _, kind, _ in called] == ["changed_words", "changed_words"]
+
+
+@pytest.mark.parametrize("emit", [emit_transposed_nibbles, emit_transposed_words])
+def test_threads_share_matrices_of_few_columns(emit: Callable[[str], Any]) -> None:
+    """One panel of columns, as 1024 outputs of AWQ are two, was the work of one thread."""
+    (loop,) = re.findall(r"T\.parallel\((.*)\):", emit("transposed").script())
+    assert len(set(re.findall(r"[A-Za-z]\w*", loop))) == 2
 
 
 def test_a_rank_of_an_engine_has_columns_of_all_groups() -> None:

@@ -117,6 +117,22 @@ def test_offsets_become_zero_points(scale: list[list[float]]) -> None:
     assert np.array_equal(same, matrix.dequantize().numpy())
 
 
+@pytest.mark.parametrize("factor", [None, 0.7])
+def test_zero_points_of_offsets_are_rounded_once(factor: float | None) -> None:
+    draw = torch.Generator().manual_seed(3)
+    bits = torch.randint(0, 1 << 31, (2, 4096, 8), generator=draw).int().view(torch.float32)
+    scale, offset = torch.nan_to_num(bits[0], 1.0, 1.0, 1.0), -torch.nan_to_num(bits[1], 1.0, 1.0, 1.0)
+    scale[::7] = 0.0
+    codes = torch.zeros(4096, 64, dtype=torch.uint8)
+    fields = {"scale": scale, "offset": offset, "scale_type": "float32", "tensor_scale": factor}
+    plain = QuantizedTensor.from_codes(codes, "uint4", (1, 8), **fields).without_offset()
+    times = factor or 1.0
+    nonzero = torch.where(scale == 0, 1.0, scale.double())
+    wanted = torch.where(scale == 0, -offset.double() / times, -offset.double() / (nonzero * times))
+    assert torch.equal(plain.scale, nonzero.float())
+    assert torch.equal(plain.zero, wanted.float())
+
+
 def test_order_of_columns() -> None:
     order = torch.randperm(16).to(torch.int32)
     matrix = with_offset([[0.25, 2.0], [1.0, 0.5]])

@@ -20,6 +20,9 @@ LANES = 16
 SIDE = 64
 """Words of a row that are transposed at a time: several lines, which memory gives faster than one."""
 
+STEPS = 4
+"""Tiles of a panel that a thread transposes one after the other."""
+
 PANEL = 1024
 """Lines that a thread changes at a time."""
 
@@ -40,8 +43,8 @@ def emit_transposed_words(name: str) -> Any:
         flip = b.tensor("flip", (1,), "int32", align=4)
         words = b.tensor("words", (rows, columns), "int32", align=4)
         out = b.tensor("out", (columns, rows), "int32", align=64)
-        with _panels(columns) as panel, b.loop(_tiles(rows, SIDE)) as step:
-            first, column = b.bind(step * SIDE), b.bind(panel * SIDE)
+        with _tiles_of(columns, _tiles(rows, SIDE)) as (column, step):
+            first = b.bind(step * SIDE)
             tile = v.scratch(SIDE * SIDE, "int32")
             with b.loop(SIDE) as line, b.loop(SIDE // LANES) as part:
                 _read_line(tile, line * SIDE + part * LANES, words, first + line, column + part * LANES)
@@ -53,21 +56,22 @@ def emit_transposed_words(name: str) -> Any:
 
 
 def emit_changed_words(swaps: bool, name: str) -> Any:
-    """Emit ``(flip int32[1], words int32[L, 16], out int32[L, 16])``: ``out = words ^ flip``.
+    """Emit ``(flip int32[1], octets uint8[L, 64], out int32[L, 16])``: words of octets, inverted by ``flip``.
 
     swaps: Whether the halves of each byte are exchanged first.
     """
     with b.function(name) as result:
         lines = b.symbol("L")
         flip = b.tensor("flip", (1,), "int32", align=4)
-        words, out = (b.tensor(s, (lines, LANES), "int32", align=a) for s, a in (("words", 4), ("out", 64)))
+        octets = b.tensor("octets", (lines, 4 * LANES), "uint8", align=1)
+        out = b.tensor("out", (lines, LANES), "int32", align=64)
         with v.helpers(v.STREAM_HELPER), v.parallel(_tiles(lines, PANEL)) as panel:
             first = b.bind(panel * PANEL)
             with b.loop(tirx.min(lines - first, PANEL)) as at:
-                value = words[first + at, v.lanes(0, LANES)]
+                value = T.reinterpret(f"uint32x{LANES}", octets[first + at, v.lanes(0, 4 * LANES)])
                 if swaps:
-                    bits = b.bind(T.reinterpret(f"uint32x{LANES}", value))
-                    value = T.reinterpret(f"int32x{LANES}", _swapped(bits))
+                    value = _swapped(b.bind(value))
+                value = T.reinterpret(f"int32x{LANES}", value)
                 v.stream(out.ptr_to([first + at, 0]), b.bind(value ^ v.splat(flip[0], LANES)))
     return result.func
 
@@ -89,8 +93,8 @@ def emit_transposed_nibbles(name: str) -> Any:
         flip, order = (b.tensor(s, (n,), "int32", align=4) for s, n in (("flip", 1), ("order", NIBBLES)))
         words = b.tensor("words", (rows, columns), "int32", align=4)
         out = b.tensor("out", (outputs, steps), "int32", align=64)
-        with _panels(columns) as panel, b.loop(_tiles(steps, LANES)) as step:
-            first, column = b.bind(step * LANES), b.bind(panel * SIDE)
+        with _tiles_of(columns, _tiles(steps, LANES)) as (column, step):
+            first = b.bind(step * LANES)
             tile = v.scratch(NIBBLES * LANES * SIDE, "int32")
             with b.loop(LANES) as inner, b.loop(SIDE // LANES) as part:
                 line = v.scratch(NIBBLES * LANES, "int32")
@@ -108,10 +112,16 @@ def emit_transposed_nibbles(name: str) -> Any:
 
 
 @contextmanager
-def _panels(columns: Expr) -> Iterator[Expr]:
-    """Emit a loop over groups of columns, in which lines of memory may be written past the caches."""
-    with v.helpers(v.STREAM_HELPER), v.parallel(_tiles(columns, SIDE)) as panel:
-        yield panel
+def _tiles_of(columns: Expr, steps: Expr) -> Iterator[tuple[Expr, Expr]]:
+    """Emit loops over tiles, which may write past the caches: first column, step.
+
+    Threads share both: a matrix of few columns has as many tiles as another.
+    """
+    slices = _tiles(steps, STEPS)
+    with v.helpers(v.STREAM_HELPER), v.parallel(_tiles(columns, SIDE) * slices) as task:
+        panel, start = b.bind(tirx.floordiv(task, slices)), b.bind(tirx.floormod(task, slices) * STEPS)
+        with b.loop(tirx.min(steps - start, STEPS)) as at:
+            yield b.bind(panel * SIDE), b.bind(start + at)
 
 
 def _tiles(extent: Expr, size: int) -> Expr:
