@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ladder.formats.compressed import EIGHT_BIT, stated_block
-from ladder.formats.layer import AUTO_ROUND, GENERIC, Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, GENERIC, Format, Layer, Shape, group_of, of_block_type
 from tile_types import QuantizedTensor, get_type
 
 if TYPE_CHECKING:
@@ -33,21 +33,14 @@ def mxfp4_shape(layer: Layer) -> Shape:
 
 def read_mxfp4(layer: Layer) -> tuple[QuantizedTensor, ...]:
     """Read gpt-oss's experts, one matrix each; of ``gate_up_proj``, even rows are gates."""
-    import torch
 
     experts, n, k = mxfp4_shape(layer)
     layer.require_type("_blocks", "uint8")
     layer.require_type("_scales", "uint8", "float8_e8m0fnu")
     layer.require(layer.shape("_scales", 3) == (experts, n, k // 32), "_scales do not fit _blocks")
     codes = layer.tensor("_blocks").reshape(experts, n, k // 2)
-    scale = layer.tensor("_scales").view(torch.float8_e8m0fnu)
-    element = get_type("fp4_e2m1")
-    return tuple(
-        QuantizedTensor(
-            element, (n, k), codes[expert], (1, 32), scale[expert], scale_type="e8m0", type_name="mxfp4"
-        )
-        for expert in range(experts)
-    )
+    scale = layer.tensor("_scales")
+    return tuple(of_block_type("mxfp4", (n, k), *parts) for parts in zip(codes, scale, strict=True))
 
 
 FP8_TYPES = ("float8_e4m3fn", "float8_e5m2")

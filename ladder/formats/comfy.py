@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.formats.compressed import EIGHT_BIT, read_eight_bit
 from ladder.formats.files import parse_json
-from ladder.formats.layer import Format, Layer, Shape
+from ladder.formats.layer import Format, Layer, Shape, of_block_type
 from ladder.formats.torchao import untiled
 
 if TYPE_CHECKING:
@@ -70,47 +70,26 @@ def _nvfp4_shape(layer: Layer) -> Shape:
 
 def _nvfp4(layer: Layer) -> QuantizedTensor:
     """Read NVFP4: ``q * (scale_2 * scale)``."""
-    import torch
-
-    from tile_types import QuantizedTensor, get_type
-
     n, k = _nvfp4_shape(layer)
     layer.require(k % 16 == 0, f"{k} columns are no multiple of 16")
     layer.require_type(".weight", "uint8")
     layer.require_type(".weight_scale", "float8_e4m3fn")
     codes = layer.tensor(".weight")
-    return QuantizedTensor(
-        get_type("fp4_e2m1"),
-        (n, k),
-        codes << 4 | codes >> 4,
-        (1, 16),
-        scale=untiled(layer, ".weight_scale", n, k // 16).view(torch.float8_e4m3fn),
-        tensor_scale=layer.number(".weight_scale_2"),
-        scale_type="fp8_e4m3",
-        type_name="nvfp4",
-    )
+    scale, factor = untiled(layer, ".weight_scale", n, k // 16), layer.number(".weight_scale_2")
+    return of_block_type("nvfp4", (n, k), codes << 4 | codes >> 4, scale, factor)
 
 
 def _mxfp8(layer: Layer) -> QuantizedTensor:
     """Read MXFP8: exponents of 32 columns."""
     import torch
 
-    from tile_types import QuantizedTensor, get_type
-
     n, k = _plain_shape(layer)
     layer.require(k % 32 == 0, f"{k} columns are no multiple of 32")
     layer.require_type(".weight", "float8_e4m3fn", "float8_e5m2")
     layer.require_type(".weight_scale", "float8_e8m0fnu", "uint8")
     element = EIGHT_BIT[layer[".weight"].dtype]
-    return QuantizedTensor(
-        get_type(element),
-        (n, k),
-        layer.tensor(".weight").view(torch.uint8),
-        (1, 32),
-        scale=untiled(layer, ".weight_scale", n, k // 32).view(torch.float8_e8m0fnu),
-        scale_type="e8m0",
-        type_name=f"mx{element}",
-    )
+    scale = untiled(layer, ".weight_scale", n, k // 32)
+    return of_block_type(f"mx{element}", (n, k), layer.tensor(".weight").view(torch.uint8), scale)
 
 
 def _eight_bit(*kinds: str) -> Callable[[Layer], QuantizedTensor]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ladder.formats.bits import by_rows, flipped, repacked, storage_of_words, words_to_codes
-from ladder.formats.layer import AUTO_ROUND, SCALES, Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, SCALES, Format, Layer, Shape, group_of, of_block_type
 from tile_types import QuantizedTensor, get_type
 from tile_types.packing import is_dense, pack_codes
 
@@ -277,18 +277,18 @@ def scale_name(scale: torch.Tensor) -> str:
     return {"float8_e8m0fnu": "e8m0", "float8_e4m3fn": "fp8_e4m3"}.get(name, name)
 
 
-MX_ELEMENTS = {16: ("fp4_e2m1", 4, "mxfp4"), 24: ("fp6_e2m3", 6, "mxfp6_e2m3")}
-"""Bytes of codes per exponent -> element, its bits, the block type."""
+MX_TYPES = {16: (4, "mxfp4"), 24: (6, "mxfp6_e2m3")}
+"""Bytes of codes per exponent -> bits of an element, the block type."""
 
 
-def mx_element(layer: Layer, codes: str = ".weight_packed") -> tuple[str, int, str] | None:
-    """Return the element of packed MX codes, if they are such."""
+def mx_type(layer: Layer, codes: str = ".weight_packed") -> tuple[int, str] | None:
+    """Return the bits of packed MX codes and their block type, if they are such."""
     weight, scale = layer[codes], layer[".weight_scale"]
     if weight.dtype != "uint8" or len(weight.shape) != 2 or len(scale.shape) != 2 or 0 in scale.shape:
         return None
     if not is_mx(layer) or ".weight_global_scale" in layer or weight.shape[1] % scale.shape[1]:
         return None
-    return MX_ELEMENTS.get(weight.shape[1] // scale.shape[1])
+    return MX_TYPES.get(weight.shape[1] // scale.shape[1])
 
 
 def mx_shape(layer: Layer, codes: str = ".weight_packed") -> Shape:
@@ -298,16 +298,14 @@ def mx_shape(layer: Layer, codes: str = ".weight_packed") -> Shape:
 
 def read_mx(layer: Layer, codes: str = ".weight_packed") -> QuantizedTensor:
     """Read packed MXFP4 or MXFP6 codes."""
-    found = mx_element(layer, codes)
+    found = mx_type(layer, codes)
     assert found is not None
-    element, bits, name = found
+    bits, name = found
     n, k = mx_shape(layer, codes)
-    scale, block = mx_scales(layer, n, k)
     stored = layer.tensor(codes)
     if bits == 6:
         stored = by_rows(lambda part: pack_codes(words_to_codes(part, bits, k), bits), stored, k)
-    fields = {"scale": scale, "scale_type": "e8m0", "type_name": name}
-    return QuantizedTensor(get_type(element), (n, k), stored, block, **fields)  # type: ignore[arg-type]
+    return of_block_type(name, (n, k), stored, mx_scales(layer, n, k)[0])
 
 
 def is_nvfp4(layer: Layer) -> bool:
@@ -377,7 +375,7 @@ PACKED = Format(
 MX = Format(
     "mx-pack-quantized",
     ".weight_packed",
-    lambda layer: mx_element(layer) is not None,
+    lambda layer: mx_type(layer) is not None,
     mx_shape,
     read_mx,
     methods=(*METHOD, *AUTO_ROUND),

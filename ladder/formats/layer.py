@@ -170,6 +170,32 @@ def group_of(layer: Layer, columns: int, groups: int, stated: int | None = None)
     return columns // groups
 
 
+def of_block_type(
+    name: str, shape: tuple[int, int], codes: torch.Tensor, scale: torch.Tensor, factor: float | None = None
+) -> QuantizedTensor:
+    """Return a matrix of a block type such as ``"nvfp4"``, which says what its codes and scales are.
+
+    codes, scale: Canonical storage of the codes, and the bytes of one scale per block along K.
+    factor: What multiplies all scales, where the type has that.
+    """
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+    from tile_types.library import BLOCK_TYPES
+
+    element, size, kind, _ = BLOCK_TYPES[name]
+    return QuantizedTensor(
+        get_type(element),
+        shape,
+        codes,
+        (1, size),
+        scale=scale.view(torch.float8_e8m0fnu if kind == "e8m0" else torch.float8_e4m3fn),
+        tensor_scale=factor,
+        scale_type=kind,
+        type_name=name,
+    )
+
+
 def _float64() -> torch.dtype:
     import torch
 

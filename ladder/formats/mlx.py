@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ladder.formats.bits import octets_of, storage_of_words
-from ladder.formats.layer import SCALES, Format, Layer, Shape
+from ladder.formats.layer import SCALES, Format, Layer, Shape, of_block_type
 from tile_types import QuantizedTensor, get_type
 
 if TYPE_CHECKING:
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 AFFINE = "affine"
 WIDTHS = (2, 3, 4, 5, 6, 8)
 MODES = {
-    "mxfp4": ("fp4_e2m1", 4, 32, "e8m0", "mxfp4"),
-    "mxfp8": ("fp8_e4m3", 8, 32, "e8m0", "mxfp8_e4m3"),
-    "nvfp4": ("fp4_e2m1", 4, 16, "fp8_e4m3", "nvfp4"),
+    "mxfp4": (4, 32, "mxfp4"),
+    "mxfp8": (8, 32, "mxfp8_e4m3"),
+    "nvfp4": (4, 16, "nvfp4"),
 }
-"""Mode -> element, its bits, columns that share a scale, the scale's type, the block type."""
+"""Mode -> bits of an element, columns that share a scale, the block type."""
 
 OFFSETS = (".biases", ".qbiases")
 """Suffix of the offsets: MLX's, transformers'."""
@@ -38,7 +38,7 @@ def options_of(layer: Layer) -> tuple[str, int, int]:
     mode = AFFINE if mode is None else mode
     layer.require(mode == AFFINE or mode in MODES, f"the mode {mode!r} is not read")
     if mode in MODES:
-        bits, group = MODES[mode][1:3]
+        bits, group = MODES[mode][:2]
     fits = bits in WIDTHS and type(group) is int and group >= 1
     layer.require(fits, f"the configuration says {bits!r} bits in groups of {group!r}")
     return mode, bits, group  # type: ignore[return-value]
@@ -84,10 +84,7 @@ def _matrix(
         stored, kind = storage_of_words(words.view(torch.int32), bits, k), layer[".scales"].dtype
         element = get_type(f"uint{bits}")
         return QuantizedTensor(element, (n, k), stored, (1, group), scale, scale_type=kind, offset=offset)
-    name, _, _, kind, block = MODES[mode]
-    scale = scale.view(torch.float8_e8m0fnu if kind == "e8m0" else torch.float8_e4m3fn)
-    element, stored = get_type(name), octets_of(words)
-    return QuantizedTensor(element, (n, k), stored, (1, group), scale, scale_type=kind, type_name=block)
+    return of_block_type(MODES[mode][2], (n, k), octets_of(words), scale)
 
 
 FORMAT = Format(

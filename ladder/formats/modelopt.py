@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ladder.formats.compressed import (
     is_mx,
-    mx_element,
     mx_shape,
+    mx_type,
     nvfp4_shape,
     nvfp4_tensor,
     read_mx,
@@ -35,8 +35,8 @@ def along_rows(layer: Layer) -> Shape:
 
 def is_mxfp4(layer: Layer) -> bool:
     """Tell two e2m1 codes a byte beside an exponent per 32."""
-    found = mx_element(layer, CODES)
-    return found is not None and found[0] == "fp4_e2m1" and ".weight_scale_2" not in layer
+    found = mx_type(layer, CODES)
+    return found is not None and found[1] == "mxfp4" and ".weight_scale_2" not in layer
 
 
 def is_int4(layer: Layer) -> bool:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.formats.awq import ORDER
 from ladder.formats.bits import by_rows, octets_of, repacked, sign_bits, words_to_codes
-from ladder.formats.compressed import is_mx, mx_element, mx_scales, mx_shape
+from ladder.formats.compressed import is_mx, mx_scales, mx_shape, mx_type
 from ladder.formats.gptq import PackedForm, symmetric_or_not
-from ladder.formats.layer import SCALES, Format, Layer, Shape
+from ladder.formats.layer import SCALES, Format, Layer, Shape, of_block_type
 from ladder.formats.repack import changed, transposed_nibbles
-from tile_types import QuantizedTensor, get_type
+from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError
 from tile_types.packing import pack_codes
 
@@ -33,8 +33,8 @@ STORED = {"int4": "int32", "uint4": "int32", "int8": "int8", "uint8": "uint8"}
 
 GLOBAL = "global_quant_config"
 GROUPS, CHANNELS = "per_group", "per_channel"
-FP6 = {"fp6_e2m3": "mxfp6_e2m3", "fp6_e3m2": "mxfp6_e3m2"}
-"""Elements of 6 bits -> the block type."""
+FP6 = ("fp6_e2m3", "fp6_e3m2")
+"""Elements of 6 bits."""
 
 
 def scheme(layer: Layer) -> dict[str, Any]:
@@ -160,8 +160,8 @@ def stored(layer: Layer, n: int, k: int, bits: int, grouped: bool, flip: int) ->
 
 def is_mxfp6(layer: Layer) -> bool:
     """Tell 6-bit codes beside an exponent per 32."""
-    found = mx_element(layer, ".weight")
-    return layer.config.get("quant_method") == METHOD and found is not None and found[1] == 6
+    found = mx_type(layer, ".weight")
+    return layer.config.get("quant_method") == METHOD and found is not None and found[0] == 6
 
 
 def read_mxfp6(layer: Layer) -> QuantizedTensor:
@@ -169,11 +169,10 @@ def read_mxfp6(layer: Layer) -> QuantizedTensor:
     n, k = mx_shape(layer, ".weight")
     element = str(scheme(layer).get("dtype"))
     layer.require(element in FP6, f"6-bit codes are called {element!r}")
-    scale, block = mx_scales(layer, n, k)
+    scale, _ = mx_scales(layer, n, k)
     codes = layer.tensor(".weight")
     packed = by_rows(lambda part: pack_codes(words_to_codes(part, 6, k), 6), codes, k)
-    fields = {"scale": scale, "scale_type": "e8m0", "type_name": FP6[element]}
-    return QuantizedTensor(get_type(element), (n, k), packed, block, **fields)  # type: ignore[arg-type]
+    return of_block_type(f"mx{element}", (n, k), packed, scale)
 
 
 INTEGERS = Format(

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ladder.formats.files import parse_json
-from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Shape
+from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Shape, of_block_type
 from tile_types import QuantizedTensor, get_type
 from tile_types.errors import CheckpointError
 
@@ -214,11 +214,9 @@ def mx(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     layer.require(k % 32 == 0, f"{k} columns are no multiple of 32")
     layer.require_type("_qdata", "uint8" if element == "fp4_e2m1" else name)
     layer.require_type("_scale", "float8_e8m0fnu", "uint8")
-    scale = unswizzled(layer, data, n, k // 32).view(torch.float8_e8m0fnu)
-    codes = layer.tensor("_qdata").view(torch.uint8)
+    scale = unswizzled(layer, data, n, k // 32)
     name = "mxfp4" if element == "fp4_e2m1" else f"mx{element}"
-    fields = {"scale": scale, "scale_type": "e8m0", "type_name": name}
-    return QuantizedTensor(get_type(element), (n, k), codes, (1, 32), **fields)  # type: ignore[arg-type]
+    return of_block_type(name, (n, k), layer.tensor("_qdata").view(torch.uint8), scale)
 
 
 def nvfp4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
@@ -230,16 +228,8 @@ def nvfp4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     layer.require_type("_qdata", "uint8")
     layer.require_type("_scale", "float8_e4m3fn")
     factor = layer.number("_per_tensor_scale") if "_per_tensor_scale" in layer else None
-    return QuantizedTensor(
-        get_type("fp4_e2m1"),
-        (n, k),
-        layer.tensor("_qdata").view(torch.uint8),
-        (1, 16),
-        scale=unswizzled(layer, data, n, k // 16).view(torch.float8_e4m3fn),
-        tensor_scale=factor,
-        scale_type="fp8_e4m3",
-        type_name="nvfp4",
-    )
+    scale = unswizzled(layer, data, n, k // 16)
+    return of_block_type("nvfp4", (n, k), layer.tensor("_qdata").view(torch.uint8), scale, factor)
 
 
 ACTIVATIONS = (
