@@ -14,7 +14,7 @@ from ladder.ir.attention import CODES, STEP_ELEMENTS, Attention, head_problem
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.functions import pack
-from ladder.lower.gpu.attention import HeadPlace, Inputs, first_of_head
+from ladder.lower.gpu.attention import HeadPlace, Inputs, WordOperands, first_of_head
 from ladder.lower.gpu.emission import TirMachine, helper
 from ladder.lower.gpu.instructions import MatrixStep, select_step
 from ladder.lower.gpu.proven import Proven, proven_recipes
@@ -58,7 +58,7 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
     return best.recipe.inner, best.meaning.gains[0]
 
 
-class Operands:
+class Operands(WordOperands):
     """How the lanes of a warp divide K, V and q."""
 
     def __init__(self, form: Attention, device: TileDevice) -> None:
@@ -75,22 +75,13 @@ class Operands:
         """Return the bytes of a head's row of q, k or v."""
         return self.form.size * (2 if tensor == "q" else self.form.stored_bytes)
 
-    def query_words(self, words: Any) -> list[Expr]:
-        """Return q's operand registers, in the order in which those of K come."""
-        if not self.scaled:
-            return [words[i] for i in range(self.form.width // 8)]
-        found = []
-        for i in range(0, self.form.width // 8, 2):  # codes 0 and 2, then 1 and 3 of a word of K
-            found += [_permute(words[i], words[i + 1], s) for s in (LOW_HALVES, HIGH_HALVES)]
-        return found
-
     def keys(self, words: Any, fragment: int) -> list[list[Expr]]:
         """Return the A operands of a fragment of keys, per step of 16 elements."""
         rows = []
         for half in range(2):
             first = (fragment * 2 + half) * self.key_words
             loaded = [words[first + i] for i in range(self.key_words)]
-            rows.append([pair for word in loaded for pair in self._pairs(word)])
+            rows.append([pair for word in loaded for pair in self.pairs(word)])
         return [
             [rows[0][at], rows[1][at], rows[0][at + 1], rows[1][at + 1]] for at in range(0, len(rows[0]), 2)
         ]
@@ -100,16 +91,7 @@ class Operands:
         count = self.value_words
         rows = [[words[(fragment * 4 + key) * count + i] for i in range(count)] for key in range(4)]
         for at in range(count):
-            low = [
-                e
-                for s in (LOW_HALVES, HIGH_HALVES)
-                for e in self._pairs(_permute(rows[0][at], rows[1][at], s))
-            ]
-            high = [
-                e
-                for s in (LOW_HALVES, HIGH_HALVES)
-                for e in self._pairs(_permute(rows[2][at], rows[3][at], s))
-            ]
+            low, high = (self.side_by_side(rows[i][at], rows[i + 1][at]) for i in (0, 2))
             for pair in range(0, len(low), 2):
                 yield [low[pair], low[pair + 1], high[pair], high[pair + 1]]
 
@@ -124,21 +106,14 @@ class Operands:
         b.ptx(TRANSPOSE, out[0], pack(low, high, self.form.ttype))
         return out[0]
 
-    def _pairs(self, word: Expr) -> list[Expr]:
-        """Return a word of K or V as registers of two elements."""
-        if not self.scaled:
-            return [word]
-        found = []
-        for position in (0, 8):
-            m = TirMachine()
-            where = [Field(0, position, 8, 0)]
-            found.append(self.recipe.convert(m, [m.input(word)], where, None).content)
-        return found
+    def halves(self, low: Expr, high: Expr) -> Iterator[Expr]:
+        source = helper("ladder_prmt", "prmt.b32 %0, %1, %2, %3;", 3)
+        for selector in (LOW_HALVES, HIGH_HALVES):
+            yield b.bind(b.call_inline("ladder_prmt", source, "uint32", low, high, T.uint32(selector)))
 
-
-def _permute(low: Expr, high: Expr, selector: int) -> Expr:
-    source = helper("ladder_prmt", "prmt.b32 %0, %1, %2, %3;", 3)
-    return b.bind(b.call_inline("ladder_prmt", source, "uint32", low, high, T.uint32(selector)))
+    def decoded(self, word: Expr, position: int) -> Expr:
+        m = TirMachine()
+        return self.recipe.convert(m, [m.input(word)], [Field(0, position, 8, 0)], None).content
 
 
 @dataclass(frozen=True)
@@ -315,7 +290,7 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
         words = zeros(spec, spec.form.width // 8)
         for piece in operands.key_pieces:
             load(spec, place, "q", (at, place.c), piece, (words, 0))
-        queries.append(operands.query_words(words))
+        queries.append(operands.in_order([words[i] for i in range(spec.form.width // 8)]))
     return queries
 
 

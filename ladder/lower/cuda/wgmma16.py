@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from tvm.script import tirx as T
@@ -19,7 +20,7 @@ from ladder.lower.cuda.wgmma_products import (
     commit_group,
     open_group,
     pin_registers,
-    start_product,
+    start_step,
     wait_groups,
 )
 from ladder.lower.cuda.wgmma_spec import Spec
@@ -186,10 +187,7 @@ class Loop16:
         spec, stage = self.parts.spec, self.parts.consumer.ring.stage.value
         open_group()
         for step in range(STEPS):
-            for m in range(spec.geo.m64):
-                first = m * spec.geo.accumulators
-                sums = [self.state.sums[first + i] for i in range(spec.geo.accumulators)]
-                descriptor = self.parts.x.at(stage, within, step)
-                adds = True if step else accumulate
-                start_product(spec, sums, self.parts.operands.step(bank, m, step), descriptor, adds)
+            registers = partial(self.parts.operands.step, bank, step=step)
+            descriptor, adds = self.parts.x.at(stage, within, step), True if step else accumulate
+            start_step(spec, self.state.sums, registers, descriptor, adds)
         commit_group()

@@ -23,7 +23,7 @@ from ladder.lower.cuda.wgmma_products import (
     commit_group,
     open_group,
     pin_registers,
-    start_product,
+    start_step,
     wait_groups,
 )
 from ladder.lower.cuda.wgmma_spec import Spec
@@ -171,13 +171,10 @@ class CarryLoop:
 
     def _start_step(self, step: int, adds: Expr) -> None:
         """Start one step's products of all row tiles as one group."""
-        spec, stage = self.spec, self.state.multiplied.value
         open_group()
-        for m in range(spec.geo.m64):
-            first = m * spec.geo.accumulators
-            sums = [self.state.sums[first + i] for i in range(spec.geo.accumulators)]
-            registers = self.parts.operands.step(0, m, step)
-            start_product(spec, sums, registers, self.parts.x.at(stage, 0, step), adds)
+        registers = partial(self.parts.operands.step, 0, step=step)
+        descriptor = self.parts.x.at(self.state.multiplied.value, 0, step)
+        start_step(self.spec, self.state.sums, registers, descriptor, adds)
         commit_group()
 
     def _load_step(self, step: int) -> None:

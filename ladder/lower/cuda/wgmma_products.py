@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm.script import tirx as T
@@ -70,6 +71,16 @@ def start_product(
     spelling = INSTRUCTIONS[activation].format(n=2 * len(sums), w=operand)
     adds = T.bool(accumulate) if isinstance(accumulate, bool) else accumulate
     b.ptx(spelling, *sums, *registers, descriptor, adds, *MODIFIERS.get(activation, (1, 1)))
+
+
+def start_step(
+    spec: Spec, sums: Any, registers: Callable[[int], list[Expr]], descriptor: Expr, adds: Expr
+) -> None:
+    """Start the products of a step of K: one for each 64 weight rows, whose number ``registers`` takes."""
+    for m in range(spec.geo.m64):
+        first = m * spec.geo.accumulators
+        own = [sums[first + i] for i in range(spec.geo.accumulators)]
+        start_product(spec, own, registers(m), descriptor, adds)
 
 
 def open_group() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,36 @@ def unseen_rows(form: Attention, keys: Expr) -> Expr:
 
 
 Function = Callable[[Expr], Expr]
+
+
+class WordOperands(ABC):
+    """Operands of 16-bit elements, two to a register, from words of K, V and q as they are loaded."""
+
+    scaled: bool
+    """Whether K and V are codes with scales, four to a word."""
+
+    def in_order(self, words: Sequence[Expr]) -> list[Expr]:
+        """Return q's operand registers, in the order in which those of K come."""
+        if not self.scaled:
+            return list(words)
+        pairs = zip(words[::2], words[1::2], strict=True)  # codes 0 and 2, then 1 and 3 of a word of K
+        return [word for pair in pairs for word in self.halves(*pair)]
+
+    def side_by_side(self, low: Expr, high: Expr) -> list[Expr]:
+        """Return the elements of two words side by side: one register for each place in a word."""
+        return [pair for word in self.halves(low, high) for pair in self.pairs(word)]
+
+    def pairs(self, word: Expr) -> list[Expr]:
+        """Return a word of K or V as registers of two elements."""
+        return [self.decoded(word, position) for position in (0, 8)] if self.scaled else [word]
+
+    @abstractmethod
+    def halves(self, low: Expr, high: Expr) -> Iterator[Expr]:
+        """Yield the low halves of two words side by side, then the high ones."""
+
+    @abstractmethod
+    def decoded(self, word: Expr, position: int) -> Expr:
+        """Return the codes of 8 bits that begin at a bit of each half of a word, as numbers."""
 
 
 def weigh(

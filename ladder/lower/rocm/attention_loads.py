@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 from ladder.ir.attention import CODES, Attention
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.gpu.attention import HeadPlace, Inputs
+from ladder.lower.gpu.attention import HeadPlace, Inputs, WordOperands
 from ladder.lower.gpu.proven import proven_recipes
 from ladder.lower.gpu.recipes import Conversion, Lanes16
 from ladder.lower.rocm import dialect as d
@@ -67,7 +67,7 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, bool]:
     return inner, isinstance(best, Exact)
 
 
-class Operands:
+class Operands(WordOperands):
     """How the lanes of a wave divide K, V and q."""
 
     def __init__(self, form: Attention, device: TileDevice, narrow: bool = False) -> None:
@@ -112,47 +112,31 @@ class Operands:
             found += d.with_other_half(own, group == 0)
         return found
 
-    def query_words(self, words: Sequence[Expr]) -> list[Expr]:
-        """Return q's operand registers, in the order in which those of K come."""
-        if not self.scaled:
-            return list(words)
-        found = []
-        for i in range(0, len(words), 2):  # codes 0 and 2, then 1 and 3 of a word of K
-            found += [permute(words[i], words[i + 1], s) for s in (LOW_HALVES, HIGH_HALVES)]
-        return found
-
     def key_words(self, words: Sequence[Expr]) -> list[Expr]:
         """Return the operand registers of a lane's part of a key."""
-        return [pair for word in words for pair in self._pairs(word)]
+        return [pair for word in words for pair in self.pairs(word)]
 
     def value_words(self, keys: Sequence[Sequence[Expr]]) -> Iterator[list[Expr]]:
         """Yield the operand registers of each tile of a head, from the words of a lane's run of values."""
         real = [min(4 // self.width, piece.elements) for piece in self.value_pieces]
         held = [count for count, words in zip(real, self.value_widths, strict=True) for _ in range(words)]
         for count, words in zip(held, zip(*keys, strict=True), strict=True):
-            pairs = [self._joined(*words[i : i + 2]) for i in range(0, len(words), 2)]
+            pairs = [self.side_by_side(*words[i : i + 2]) for i in range(0, len(words), 2)]
             yield from [list(registers) for registers in zip(*pairs, strict=True)][:count]
-
-    def _joined(self, low: Expr, high: Expr) -> list[Expr]:
-        """Return the elements of two values side by side, one register for each place in a word."""
-        halves = (permute(low, high, selector) for selector in (LOW_HALVES, HIGH_HALVES))
-        return [pair for word in halves for pair in self._pairs(word)]
 
     def weights(self, values: Sequence[Expr]) -> list[Expr]:
         """Return weights of neighbouring keys as operand registers."""
         return [pack(values[i], values[i + 1], self.form.ttype) for i in range(0, len(values), 2)]
 
-    def _pairs(self, word: Expr) -> list[Expr]:
-        """Return a word of K or V as registers of two elements."""
-        if self.recipe is None:
-            return [word]
-        recipe, exact = self.recipe
-        found = []
-        for position in (0, 8):
-            m = RocmMachine()
-            m.exact = exact
-            found.append(recipe.convert(m, [m.input(word)], [Field(0, position, 8, 0)], None).content)
-        return found
+    def halves(self, low: Expr, high: Expr) -> Iterator[Expr]:
+        for selector in (LOW_HALVES, HIGH_HALVES):
+            yield b.bind(d.intrinsic("uint32", "llvm.amdgcn.perm", high, low, T.uint32(selector)))
+
+    def decoded(self, word: Expr, position: int) -> Expr:
+        assert self.recipe is not None
+        m = RocmMachine()
+        recipe, m.exact = self.recipe
+        return recipe.convert(m, [m.input(word)], [Field(0, position, 8, 0)], None).content
 
 
 def pack(low: Expr, high: Expr, dtype: str) -> Expr:
@@ -160,11 +144,6 @@ def pack(low: Expr, high: Expr, dtype: str) -> Expr:
     if dtype == "bfloat16":
         return join_bfloat(low, high)
     return d.as_type(d.vector([T.Cast("float16", low), T.Cast("float16", high)]), "uint32")
-
-
-def permute(low: Expr, high: Expr, selector: int) -> Expr:
-    """Pick bytes of two words."""
-    return b.bind(d.intrinsic("uint32", "llvm.amdgcn.perm", high, low, T.uint32(selector)))
 
 
 ALIGNED = 16
@@ -325,7 +304,7 @@ def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
         for index, (piece, first, step) in enumerate(loads):
             column, end = piece.column(place.g) + first, piece.end(operands.groups)
             words.store(index, *load_within(spec, place.inputs.tensors["q"], at, column, end, (step, 2)))
-        own = operands.query_words([words[i] for i in range(len(words.places))])
+        own = operands.in_order([words[i] for i in range(len(words.places))])
         queries.append(operands.whole(own, place.g))
     return queries
 

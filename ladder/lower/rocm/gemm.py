@@ -27,7 +27,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_WORDS, each_piece
-from ladder.lower.gpu.arguments import Arguments, declare_arguments
+from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.epilogue import finish, finish_float
 from ladder.lower.gpu.groups import GroupRegisters, array_dtype, left_by
@@ -35,42 +35,14 @@ from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.activations import SPAN_GROUPS, Activations
 from ladder.lower.rocm.decode import left_by_fnuz
-from ladder.lower.rocm.dialect import as_type, lanes, vector
 from ladder.lower.rocm.gemm_place import Place, Spec, choose_spec, find_place
 from ladder.lower.rocm.gemm_scales import ColumnAccumulators, Columns, GroupReader, WaveGroupRegisters, row_of
-from ladder.lower.rocm.machine import join_bfloat
+from ladder.lower.rocm.results import store_run
 from ladder.lower.rocm.steps import COLUMN_LANES, RUN
 from schedules.layouts import THREADS, TILE
 from schedules.schedule import GpuSchedule
 from schedules.waves import STEP_ROWS
 from targets import TileDevice
-
-
-def store_run(gemm: Gemm, args: Arguments, sums: list[Expr], m: Expr, n: Expr) -> None:
-    """Finish and store neighbouring float32 sums of row m from column n on; columns beyond N are not written.
-
-    The store is one vector where rows of the output start at multiples of its size.
-    """
-    count = len(sums)
-
-    def whole() -> None:
-        values = [b.bind(finish_float(gemm, value, m, n + i, args)) for i, value in enumerate(sums)]
-        b.store(args.y, _as_output(gemm, values), m, lanes(n, count))
-
-    def single() -> None:
-        for i, value in enumerate(sums):
-            with b.when(n + i < args.n):
-                b.store(args.y, finish(gemm, value, m, n + i, args), m, n + i)
-
-    b.either(T.And(args.n % count == 0, n + count <= args.n), whole, single)
-
-
-def _as_output(gemm: Gemm, values: list[Expr]) -> Expr:
-    """Return float32 values as a vector of the output type."""
-    if gemm.output == "bfloat16":  # TVM would round each by many instructions
-        words = [join_bfloat(*values[i : i + 2]) for i in range(0, len(values), 2)]
-        return as_type(vector(words), f"bfloat16x{len(values)}")
-    return vector([value if gemm.output == "float32" else T.Cast(gemm.output, value) for value in values])
 
 
 @dataclass(frozen=True)
@@ -109,7 +81,13 @@ class Results:
     def _store_run(self, sums: list[Expr], m: Expr, n: Expr) -> None:
         args = self.place.args
         with b.when(n < args.n):
-            store_run(self.spec.gemm, args, [T.Cast("float32", value) for value in sums], m, n)
+            gemm = self.spec.gemm
+            floats = [T.Cast("float32", value) for value in sums]
+            store_run(
+                args.y, args.n, len(sums), m, n,
+                lambda i: finish_float(gemm, floats[i], m, n + i, args),
+                lambda i: finish(gemm, floats[i], m, n + i, args),
+            )  # fmt: skip
 
     def _join(self) -> None:
         """Add up the sums of all slices of K, and of all lanes of a row, through LDS, and store them."""

@@ -9,7 +9,6 @@ No such kernel has run on hardware yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from ladder.ir.scaled import ScaledGemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.rocm import dialect as d
-from ladder.lower.rocm.machine import join_bfloat
+from ladder.lower.rocm.results import store_run
 from schedules.schedule import check
 from schedules.wave_scaled import (
     FRAGMENT,
@@ -252,23 +251,4 @@ class _Body:
             total = sums[i] * factor
             return total if self.bias is None else total + T.Cast("float32", self.bias[n + i])
 
-        def whole() -> None:
-            values = [b.bind(value(i)) for i in range(RUN)]
-            b.store(self.y, self._joined(values), m, d.lanes(n, RUN))
-
-        def single() -> None:
-            for i in range(RUN):
-                with b.when(n + i < self.n):
-                    b.store(self.y, T.Cast(self.form.output, value(i)), m, n + i)
-
-        b.either(T.And(self.n % RUN == 0, n + RUN <= self.n), whole, single)
-
-    def _joined(self, values: list[Expr]) -> Expr:
-        """Return float32 values as a vector of the output type."""
-        if self.form.output == "bfloat16":
-            words = [join_bfloat(*values[i : i + 2]) for i in range(0, RUN, 2)]
-            return d.as_type(d.vector(words), "bfloat16x4")
-        narrow: Callable[[Expr], Expr] = (
-            (lambda each: each) if self.form.output == "float32" else lambda each: T.Cast("float16", each)
-        )
-        return d.vector([narrow(each) for each in values])
+        store_run(self.y, self.n, RUN, m, n, value, lambda i: T.Cast(self.form.output, value(i)))
