@@ -38,7 +38,7 @@ OPTIONS = ("-std=c++20", "-O2", "-shared", "-fPIC")
 PLACED = ("/bin/sh", "-c", 'made=$0 draft=$1; shift; "$@" && mv -f "$draft" "$made"')
 """Runs a compiler, and gives the library its name: also where the program ends before, for the next one."""
 
-FEW = 16
+LEAST_FOR_NATIVE = 16
 """Tensors, and objects, below which calls of torch and Python take no longer."""
 
 DICTIONARIES_COUNT = sys.version_info < (3, 12)
@@ -172,7 +172,7 @@ class Snapshot:
 
     def _taken(self, tensors: Tensors) -> Taken | None:
         """Take a snapshot; more and more seldom, for tensors may change from call to call."""
-        if len(tensors) < FEW:
+        if len(tensors) < LEAST_FOR_NATIVE:
             return None
         NATIVE.begin()
         library = NATIVE.library
@@ -200,13 +200,13 @@ class DictionaryVersions:
     def __init__(self, dictionaries: Sequence[dict[Any, Any]]) -> None:
         self._dictionaries = tuple(dictionaries) if DICTIONARIES_COUNT else ()
         self._copied: Any = None
-        if len(self._dictionaries) >= FEW:
+        if len(self._dictionaries) >= LEAST_FOR_NATIVE:
             NATIVE.begin()
 
     def confirm(self, exact: Callable[[], bool]) -> bool:
         """Tell whether dictionaries are what they are to be, as `Snapshot.confirm` does."""
         library, copied = NATIVE.library, self._copied
-        if library is None or len(self._dictionaries) < FEW:
+        if library is None or len(self._dictionaries) < LEAST_FOR_NATIVE:
             return exact()
         if copied is not None and library.ladder_same_versions(self._dictionaries, copied):
             return True

@@ -20,12 +20,19 @@ import ladder
 from ladder.capture.heap.table import Table
 from ladder.runtime import snapshot
 from ladder.runtime.model.probes import Noted
-from ladder.runtime.snapshot import DICTIONARIES_COUNT, FEW, NATIVE, DictionaryVersions, Snapshot, refer_to
+from ladder.runtime.snapshot import (
+    DICTIONARIES_COUNT,
+    LEAST_FOR_NATIVE,
+    NATIVE,
+    DictionaryVersions,
+    Snapshot,
+    refer_to,
+)
 
 pytestmark = pytest.mark.skipif(
     not any(map(shutil.which, snapshot.COMPILERS)), reason="the native pass needs a C++ compiler"
 )
-WIDTH, LAYERS, AT = 8, FEW + 4, 5
+WIDTH, LAYERS, AT = 8, LEAST_FOR_NATIVE + 4, 5
 
 
 @pytest.fixture(autouse=True)
@@ -176,7 +183,7 @@ def test_nothing_is_told_of_few_tensors_and_of_kinds_that_are_not_plain() -> Non
         pass
 
     for tensors in (
-        parameters()[: FEW - 1],
+        parameters()[: LEAST_FOR_NATIVE - 1],
         [*parameters(), torch.ones(2).to_sparse()],
         [*parameters(), torch.ones(2).as_subclass(Own)],
     ):

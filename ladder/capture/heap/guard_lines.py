@@ -68,7 +68,7 @@ def _asking(heap: Heap, tensors: list[Open]) -> list[tuple[str, str]] | None:
     given = [node for node, _ in tensors if not node.pinned]
     stay = tuple(node.obj for node, _ in tensors if node.pinned)
     parts = [tensors]
-    if max(len(given), len(stay)) >= snapshot.FEW:
+    if max(len(given), len(stay)) >= snapshot.LEAST_FOR_NATIVE:
         parts = [tensors[-1:], tensors[: len(given)], tensors[len(given) :]]
     checks = [bulk_check([node.obj for node, _ in part], [left for _, left in part]) for part in parts]
     if any(part and check is None for part, check in zip(parts, checks, strict=True)):

@@ -7,7 +7,7 @@ and their guards take longer than what their graphs save.
 from __future__ import annotations
 
 from ladder.capture.interpreter.interpreter import Interpreter
-from ladder.capture.python.prescan import Unfollowed
+from ladder.capture.python.prescan import Unfollowed, activation_of
 from ladder.capture.records import Store
 
 MOST_BREAKS = 4
@@ -20,6 +20,8 @@ FEWEST_OPERATORS = 16
 def note_break(vm: Interpreter) -> None:
     """Note in all frames that the graph breaks here."""
     for frame in vm.frames:
+        if not frame.breaks:  # later its first argument may be gone
+            frame.activation = activation_of(frame.code, frame.slots)
         frame.breaks[frame.index] += 1
         frame.operators += vm.trace.operators - frame.before
         frame.before = 0

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ladder.capture.python.bytecode import Program, program_of
-from ladder.capture.python.prescan import activation_of
+from ladder.capture.python.prescan import Unfollowed
 
 
 class Absent:
@@ -42,7 +42,8 @@ class Frame:
     slots: Name to value, for locals, cells and free variables alike; unbound names are not there.
     breaks: Instruction -> how often the graph broke there; `operators`: how many were recorded meanwhile;
         `before`: how many the segment had when it began.
-    activation: What is left out where the graph breaks here again and again; None if that is not known.
+    activation: What is left out where the graph breaks here again and again; None before the first break, and
+        if that is not known.
     """
 
     __slots__ = (
@@ -72,7 +73,7 @@ class Frame:
         builtins = function.__globals__.get("__builtins__", __builtins__)
         self.builtins: dict[str, Any] = builtins if isinstance(builtins, dict) else vars(builtins)
         self.slots = slots
-        self.activation = activation_of(self.code, slots)
+        self.activation: Unfollowed | None = None
         self.stack: list[Any] = []
         self.index = 0
         self.keywords: tuple[str, ...] = ()

@@ -27,10 +27,10 @@ ALIGNMENT = 256
 CLASSES = 3
 """Leading bits that sizes of different classes differ in."""
 
-WIDE = 1
-"""The same where all results of a class take at most `SMALL` bytes side by side."""
+COARSE_CLASSES = 1
+"""The same where all results of a class take at most `MOST_SPARE_BYTES` side by side."""
 
-SMALL = 1 << 22
+MOST_SPARE_BYTES = 1 << 22
 """Bytes that may lie in vain, rather than that every few tokens cost a layout."""
 
 KEPT_LAYOUTS = 64
@@ -121,9 +121,9 @@ class Block:
         known = [arena for arena, most in self._layouts.values() if all(map(le, counts, most))]
         if known:
             return min(known, key=lambda arena: arena.nbytes)
-        wide = tuple(rounded_up(size, WIDE) for size in sizes)
+        wide = tuple(rounded_up(size, COARSE_CLASSES) for size in sizes)
         room = [*map(prod, self._shapes(wide))]
-        if all(map(le, counts, room)) and self._bytes(room) <= SMALL:
+        if all(map(le, counts, room)) and self._bytes(room) <= MOST_SPARE_BYTES:
             return self._keep(wide, room)
         key = tuple(map(rounded_up, sizes))
         most = [*map(prod, self._shapes(key))]

@@ -14,8 +14,8 @@ from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.values import DTYPES, SMALL, array_of, code_of, value_of, wide
 from tile_types.errors import DTypeError
 
-UP = 1 << 23
-"""The least power of two of a float32's bits."""
+FRACTIONS = 1 << 23
+"""Fractions that a float32 of given sign and exponent can have."""
 
 
 def cast(x: Any, code: int, saturate: bool = True, round_mode: str = "up") -> Any:
@@ -92,12 +92,12 @@ def _small_float(x: Any, dtype: torch.dtype, saturate: bool) -> Any:
 def _power_of_two(x: Any, saturate: bool, mode: str) -> Any:
     """Return the exponent of positive numbers; sign and fraction decide how it is rounded."""
     bits = x.abs().contiguous().view(torch.int32)
-    exponent, fraction = bits >> 23, bits & (UP - 1)
-    more = {"up": fraction > 0, "down": fraction < 0}.get(mode, fraction > UP // 2)
+    exponent, fraction = bits >> 23, bits & (FRACTIONS - 1)
+    more = {"up": fraction > 0, "down": fraction < 0}.get(mode, fraction > FRACTIONS // 2)
     if mode == "nearest":
-        more = more | ((fraction == UP // 2) & (exponent % 2 == 1))
+        more = more | ((fraction == FRACTIONS // 2) & (exponent % 2 == 1))
     if mode == "up":
-        more = more & ((exponent > 0) | (fraction > UP // 2))
+        more = more & ((exponent > 0) | (fraction > FRACTIONS // 2))
     raised = exponent + more.to(torch.int32)
     finite = exponent < 255
     limit = 254 if saturate else 255
