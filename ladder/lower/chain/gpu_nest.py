@@ -12,6 +12,7 @@ that conditions and addresses are worked out once for all of them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
@@ -20,8 +21,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir import scalars
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
 from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
@@ -78,8 +81,30 @@ def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index]) 
         nest.keep_cell(node, index, b.bind(total.value))
 
 
+def is_exact_product(graph: Graph, node: Node) -> bool:
+    """Tell whether a float32 product is exact, of halves as they lie in memory: it is added in one step."""
+    if node.operator != "mul" or node.tile.ttype.name != "float32":
+        return False
+    return all(_is_stored_half(graph, value) for value in node.inputs)
+
+
+def _is_stored_half(graph: Graph, value: str) -> bool:
+    """Tell whether a value has elements of an input of float16, or zeros, as float32."""
+    node = graph.producer(value)
+    while node.operator in ("convert", "map") or (
+        node.inputs and get_operator(node.operator).engine == "view"
+    ):
+        if len(node.inputs) > 1 or node.tile.ttype.name not in ("float16", "float32"):
+            return False
+        node = graph.producer(node.inputs[0])
+    return get_operator(node.operator).role == "input" and node.tile.ttype.name == "float16"
+
+
 LINE, SMALL = 128, 16 << 10
 """Bytes of a cache line, and of an input that is prefetched at most."""
+
+MULTIPLY = scalars.unsigned(operator.mul)
+"""A product that compilers may add to something in one step."""
 
 SLOTS = 32
 """Words that reductions over a block have in one kernel; each has its own, so one barrier is enough."""
@@ -97,7 +122,11 @@ class GpuNest(Nest):
         graph, self.dialect = self.graph, dialect
         self.mapping, self.lanes = mapping, mapping.lanes
         self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)
-        self.values.lowerings = {**dialect.functions, **(dialect.cheap if cheap else {})}
+        self.values.lowerings = {
+            **dialect.functions,
+            **(dialect.cheap if cheap else {}),
+            **{f"%{node.name}": MULTIPLY for node in graph.nodes if is_exact_product(graph, node)},
+        }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.alone = False
         widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
@@ -106,6 +135,9 @@ class GpuNest(Nest):
         tiles = {node.name: node.tile for node in graph.inputs}
         self.values.zeroed = {n for n, t in tiles.items() if BYTES.get(stored_type(t.ttype.name)) in (2, 4)}
         self.values.clamped |= self.values.dependents(tiles.keys() - self.values.zeroed)
+        for node in graph.nodes:  # as their inputs, from other places
+            if node.operator in ("reshape", "transpose") and node.inputs[0] in self.values.zeroed:
+                self.values.zeroed.add(node.name)
         self.count = known(self.extent(product(graph.tile(graph.outputs[0]).shape[: self.rows])))
         """Rows."""
         self.slot = 0

@@ -49,7 +49,7 @@ class Values(Indices):
     rows: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Values whose row lies in memory: value -> (key of the row's index, its columns)."""
     lowerings: Mapping[str, Callable[..., Expr]] = field(default_factory=dict)
-    """Operators that are computed otherwise than the operator table says."""
+    """Operators, and nodes by ``%name``, that are computed otherwise than the operator table says."""
     rounded: Callable[[Expr, str], Expr] = field(default=lambda value, kind: round_through(value, kind))
     """Rounds a float32 to a 16-bit type, and returns it as one."""
 
@@ -61,7 +61,7 @@ class Values(Indices):
         self.guards: list[Expr] = []
         """Those on which it depends whether the value being made may be read."""
         self.zeroed: set[str] = set()
-        """Inputs of which loads under conditions give zeros where those fail."""
+        """Values of which loads under conditions give zeros where those fail."""
         self.looking = False
         """Whether only the loads count: reductions need no cells then."""
         self.keep: Callable[[Expr], Expr] | None = None
@@ -109,9 +109,9 @@ class Values(Indices):
         """Return a value in a register, where something may be emitted and nothing guards it."""
         return value if self.keep is None or self.guards else self.keep(value)
 
-    def lowering(self, operator: str) -> Callable[..., Expr]:
-        """Return what computes an element-wise operator of elements."""
-        lower = self.lowerings.get(operator, get_operator(operator).lower)
+    def lowering(self, operator: str, name: str = "") -> Callable[..., Expr]:
+        """Return what computes an element-wise operator of elements, in the node ``name``."""
+        lower = self.lowerings.get(f"%{name}", self.lowerings.get(operator, get_operator(operator).lower))
         assert lower is not None  # that is what element-wise means
         return lower
 
@@ -120,7 +120,7 @@ class Values(Indices):
         if self.looking:
             return tirx.const(1, computed_type(node.tile.ttype.name))
         with scalars.using({} if self.keep is None or self.guards else {"keep": self.keep}):
-            found = self.lowering(node.operator)(*operands)
+            found = self.lowering(node.operator, node.name)(*operands)
         if self.keep is None:
             return found
         several = node.name in self.shared and not self.guards
