@@ -148,13 +148,16 @@ def taken_rows(weight: QuantizedTensor, rows: Sequence[int]) -> QuantizedTensor:
 def joined(weights: Sequence[QuantizedTensor]) -> QuantizedTensor:
     """Return matrices of one type and as many columns as one, rows below rows: what `shard` takes apart.
 
-    Blocks that reach over the end of a matrix become lower ones with the same scale.
+    Blocks that reach over the end of a matrix become lower ones with the same scale. Where matrices have
+    factors of their own (NVFP4's experts), scales become products with them in float32, as tools do.
 
     Raises ShapeError if types or what the matrices carry differ, or columns have an order of their own.
     """
-    first, *rest = weights
-    if not rest:
-        return first
+    if len(weights) == 1:
+        return weights[0]
+    if len({weight.tensor_scale for weight in weights}) > 1:
+        weights = [_with_factor_in_scales(weight) for weight in weights]
+    first = weights[0]
     kinds = {_kind(weight) for weight in weights}
     if len(kinds) > 1 or first.columns is not None:
         raise ShapeError(
@@ -167,6 +170,18 @@ def joined(weights: Sequence[QuantizedTensor]) -> QuantizedTensor:
     extents = sum(weight.shape[ROWS] for weight in weights), first.shape[COLUMNS]
     storage = xp.concatenate([weight.storage for weight in weights])
     return replace(first, shape=extents, storage=storage, block=(step, first.block[COLUMNS]), **arrays)
+
+
+def _with_factor_in_scales(weight: QuantizedTensor) -> QuantizedTensor:
+    """Return a matrix without a factor of all its values: its scales are multiplied by it."""
+    xp = arrays_of(weight.storage)
+    factor = 1.0 if weight.tensor_scale is None else weight.tensor_scale
+    if weight.scale is None:
+        scale, block = xp.array([[factor]], "float64", weight.storage), weight.shape
+    else:
+        scale, block = xp.cast(weight.scale, "float64") * factor, weight.block
+    fields = {"scale": xp.cast(scale, "float32"), "scale_type": "float32", "block": block}
+    return replace(weight, **fields, tensor_scale=None, type_name="")
 
 
 def _kind(weight: QuantizedTensor) -> tuple[object, ...]:

@@ -12,8 +12,9 @@ from ladder.cli.options import Json, Markdown, Target
 
 def types(
     explain: Annotated[
-        str, typer.Option(help="Show how a GPU decodes this type; python:module:name names a TType of yours.")
-    ] = "",
+        str | None,
+        typer.Option(help="Show how a GPU decodes this type; python:module:name names a TType of yours."),
+    ] = None,
     target: Target = "cuda/sm_90a",
     as_json: Json = False,
     markdown: Markdown = False,
@@ -22,7 +23,7 @@ def types(
     from ladder.cli import tables
     from tile_types import list_types
 
-    if explain:
+    if explain is not None:
         from ladder.cli import decoders  # loads TVM and torch, which a list needs not
 
         rows = decoders.decoder_rows(explain, target)

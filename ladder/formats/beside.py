@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from ladder.faults import warn_once
 from ladder.formats.files import require
 from ladder.formats.layer import OVERRIDES
 
@@ -54,6 +56,9 @@ SAYS, NOT_DONE = "the configuration has", "which is not done here"
 
 NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 """Values of fields that say nothing."""
+
+SPARSE = "sparse_attention_config"
+"""Entry of a model's configuration, beside that of its quantization: which keys ModelOpt would not read."""
 
 OWN_FIELDS = ("config_groups", "quantized_layers", *OVERRIDES)
 """Entries of a configuration that give layers, or groups of them, by name, fields of their own."""
@@ -130,6 +135,12 @@ def require_no_transforms(config: Mapping[str, Any]) -> None:
         found = CHANGED.search(key) if said else None
         require(found is None, f"{SAYS} {key!r}: {found and CHANGES[str(found.lastgroup)]}, {NOT_DONE}")
     _require_merged(config.get(ALGORITHMS))
+
+
+def warn_of_attention(file: Path, content: Mapping[str, Any]) -> None:
+    """Warn once if a configuration says that attention leaves keys out (ModelOpt), which is not done here."""
+    if content.get(SPARSE) not in NOTHING:
+        warn_once(f"{SPARSE} of {file}", f"{file}: its {SPARSE} is not applied, attention reads all keys")
 
 
 def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

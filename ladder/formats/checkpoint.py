@@ -23,7 +23,13 @@ from ladder.formats import (
     quark,
     torchao,
 )
-from ladder.formats.beside import by_module, require_no_transforms, require_nothing_else, scaled_by
+from ladder.formats.beside import (
+    by_module,
+    require_no_transforms,
+    require_nothing_else,
+    scaled_by,
+    warn_of_attention,
+)
 from ladder.formats.files import Arrays, MappedFile, Stored, read_json, read_safetensors, read_shards, require
 from ladder.formats.gguf import SPLIT, read_gguf
 from ladder.formats.layer import GENERIC, SCALES, Format, Layer, Loaded, Shape
@@ -302,6 +308,7 @@ def _config(folder: Path) -> dict[str, Any]:
     for name, key in CONFIGS:
         if (folder / name).is_file():
             content = read_json(folder / name)
+            warn_of_attention(folder / name, content)
             found = _under(content, key, folder / name) if key else content
             if found:
                 return {METHOD: "modelopt", **found} if name.startswith("hf_") else found

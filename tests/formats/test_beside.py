@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import ladder
+from ladder.faults import LadderWarning
 from ladder.integrations.engine_layers import Configuration
 
 FILES = Path(__file__).parent / "files"
@@ -291,6 +292,19 @@ def test_modelopts_own_file_of_its_configuration(tmp_path: Path) -> None:
     file.write_text(json.dumps({"quantization": said}))
     with pytest.raises(ladder.CheckpointError, match="lora_rank"):
         ladder.load_checkpoint(tmp_path)
+
+
+def test_attention_that_would_leave_keys_out_is_named(tmp_path: Path) -> None:
+    """ModelOpt's `sparse_attention_config` changes what a model computes, not its weights: said once."""
+    changed("modelopt_nvfp4", tmp_path, {})
+    file = tmp_path / "config.json"
+    content = json.loads(file.read_text())
+    own = ladder.load_checkpoint(tmp_path).dequantize("layer.weight")
+    sparse = {"config_groups": {"group_0": {"sparse_algo": "softmax_skip"}}}
+    file.write_text(json.dumps({**content, "sparse_attention_config": sparse}))
+    with pytest.warns(LadderWarning, match="sparse_attention_config is not applied"):
+        checkpoint = ladder.load_checkpoint(tmp_path)
+    assert torch.equal(checkpoint.dequantize("layer.weight"), own)
 
 
 @pytest.mark.parametrize(

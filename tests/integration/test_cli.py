@@ -401,6 +401,9 @@ def test_types_are_explained(ladder: Command, tmp_path: Path, monkeypatch: pytes
     refused = ladder("types", "--explain", "nf4", "--target", "cpu")
     assert refused.code != OK
     assert "name a GPU" in refused.err
+    empty = ladder("types", "--explain", "")
+    assert (empty.code != OK, empty.out) == (True, "")
+    assert "unknown type ''" in empty.err
 
 
 def test_types_and_devices_as_json(ladder: Command) -> None:

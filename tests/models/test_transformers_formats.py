@@ -170,6 +170,30 @@ def test_formats_of_other_tools(name: str, form: str, tmp_path: Path) -> None:
     assert same_tokens(model, eager(model, tmp_path / "plain"))
 
 
+def as_nvfp4(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what llm-compressor stores of a layer: with a scale of its own, by which values are divided."""
+    q = ladder.quantize(weight, "nvfp4")
+    return {
+        "weight_packed": q.storage,
+        "weight_scale": q.scale,
+        "weight_global_scale": torch.tensor([1 / q.tensor_scale]),
+    }
+
+
+def test_experts_have_factors_of_their_own(tmp_path: Path) -> None:
+    """NVFP4: experts that differ in the scale of the whole matrix were refused."""
+    plain("mixtral", tmp_path / "plain")
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    config = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+    config["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    chosen = re.compile(r"proj|\.experts\.").search
+    rewrite(tmp_path / "plain", tmp_path / "stored", config, lambda name: bool(chosen(name)), as_nvfp4)
+    model = load_pretrained(AUTO, tmp_path / "stored").eval()
+    assert same_tokens(model, eager(model, tmp_path / "plain"))
+    model.save_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(AUTO.from_pretrained(tmp_path / "saved").eval()), logits(model))
+
+
 def tokenizer(folder: Path) -> None:
     """Write a tokenizer of numbers: each is its own token."""
     from tokenizers import Tokenizer, models, pre_tokenizers

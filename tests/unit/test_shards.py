@@ -123,3 +123,21 @@ def test_joined_shards_are_the_whole(block: tuple[int, int]) -> None:
     assert torch.equal(joined(back).dequantize(), whole.dequantize())
     with pytest.raises(ShapeError, match="one kind"):
         joined([parts[0], ladder.quantize(torch.randn(48, 64), "nf4", block=block)])
+
+
+@pytest.mark.parametrize("numbers", ["torch", "numpy"])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_matrices_with_factors_of_their_own_are_joined(scaled: bool, numbers: str) -> None:
+    """NVFP4's experts, and GGUF's with a scale each: the scales are the tools' products in float32."""
+    draw = torch.Generator().manual_seed(4)
+    parts = []
+    for factor in (float(np.float32(0.000287905)), 0.5, None):
+        codes = torch.randint(0, 16, (32, 64), generator=draw, dtype=torch.uint8)
+        scale = (torch.rand(32, 4, generator=draw) * 300).to(torch.float8_e4m3fn)
+        fields = {"scale": scale, "scale_type": "fp8_e4m3"} if scaled else {}
+        made = QuantizedTensor.from_codes(codes, "fp4_e2m1", (1, 16), tensor_scale=factor, **fields)
+        parts.append(made.numpy() if numbers == "numpy" else made)
+    whole = joined(parts)
+    assert (whole.tensor_scale, whole.scale_type) == (None, "float32")
+    wanted = [torch.as_tensor(part.dequantize("float32", "scales_first")) for part in parts]
+    assert torch.equal(torch.as_tensor(whole.dequantize("float32")), torch.cat(wanted))
