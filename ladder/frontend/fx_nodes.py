@@ -18,6 +18,7 @@ from ladder.ir.extents import canonical
 from ladder.partition.subgraphs import OURS
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.model.program import ImportRefused
+from ladder.runtime.model.sizes import NUMBER
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
@@ -167,6 +168,16 @@ def type_and_shape(value: torch.Tensor | None) -> tuple[str, tuple[Extent, ...]]
     if name is None or value.layout is not torch.strided:
         raise DTypeError(f"tile graphs have no type for {value.dtype}, {value.layout}")
     return name, tuple(size_of(size) for size in value.shape)
+
+
+def sizes_shown(value: Any, at: int, number: int = NUMBER) -> dict[str, tuple[int, int]]:
+    """Return the symbolic sizes that argument ``at`` shows -> (``at``, axis).
+
+    value: The argument, or a number: itself, or read from it as ``number`` says; see `runtime.model.sizes`.
+    """
+    shown = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(number, value)]
+    open_sizes = [(axis, str(size_of(size))) for axis, size in shown if isinstance(size, torch.SymInt)]
+    return {name: (at, axis) for axis, name in reversed(open_sizes) if name.isidentifier()}
 
 
 def size_of(size: Any) -> Extent:

@@ -36,6 +36,7 @@ from ladder.frontend.fx_nodes import (
     out_of_order,
     shows_copy,
     size_of,
+    sizes_shown,
     stored_order,
     tensors_around,
     type_and_shape,
@@ -62,7 +63,7 @@ from ladder.ir.ops import get_operator
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
 from ladder.runtime.compile import Request
 from ladder.runtime.model.program import ImportRefused, Program, Source
-from ladder.runtime.model.sizes import NUMBER
+from ladder.runtime.model.sizes import ELEMENT
 from tile_types.errors import DTypeError, LadderError, ShapeError
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
@@ -159,11 +160,7 @@ class _Walk:
     # nodes -----------------------------------------------------------------------------------------
     def placeholder(self, node: torch.fx.Node) -> Any:
         at = self.positions[node] = len(self.positions)
-        value = node.meta.get("val")
-        shown = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(NUMBER, value)]
-        for axis, size in shown:
-            if isinstance(size, torch.SymInt) and str(extent := size_of(size)).isidentifier():
-                self.sizes.setdefault(str(extent), (at, axis))
+        self.sizes = sizes_shown(node.meta.get("val"), at) | self.sizes
         return self._input(node, Source("argument", (at,)))
 
     def attribute(self, node: torch.fx.Node) -> Any:
@@ -209,6 +206,9 @@ class _Walk:
             return self.columns(node)
         namespace, _, name = str(node.target).partition(".")
         if not isinstance(node.meta.get("val"), torch.Tensor | list | tuple):
+            of = self.positions.get(next(iter(node.all_input_nodes), node))
+            if of is not None and node.target is torch.ops.aten._local_scalar_dense.default:
+                self.sizes = sizes_shown(node.meta["val"], of, ELEMENT) | self.sizes
             return self.extent(node.meta["val"])  # a size
         special = _SPECIAL.get(f"{namespace}.{name}")
         return special(self, node) if special is not None else self._by_row(node, name)

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -224,3 +225,25 @@ def test_plans_go_with_what_torch_compiled() -> None:
     torch._dynamo.reset()
     gc.collect()
     assert [weight() for weight in weights] == [None, None]
+
+
+def _padded(x: Tensor, more: Any) -> tuple[Tensor, int, Tensor]:
+    whole = torch.cat([x, torch.full((x.shape[0], more), 0.5)], dim=-1)
+    return whole * 2, whole.shape[1], torch.ones(more).sum() * x + more
+
+
+SIZED = ((4, 3), (4, 5), (6, 2), (7, 3), (7, 9), (7, 3), (8, 2), (8, 7), (8, 1), (8, 0))
+"""Columns of an argument, and what it is padded by."""
+
+
+def test_sizes_that_only_elements_of_arguments_show_are_read_in_each_call() -> None:
+    """numpy's integers arrive as tensors: torch knows their elements as symbols, and no shape shows these."""
+    compiler, refused = dynamo.compiler, len(dynamo.compiler.refused)
+    before = len(compiler.built)
+    fast = torch.compile(_padded, backend=backend)
+    with torch.no_grad():
+        for columns, more in SIZED:
+            x = torch.randn(3, columns)
+            torch.testing.assert_close(fast(x, np.int64(more)), _padded(x, np.int64(more)))
+    assert len(compiler.refused) == refused
+    assert 0 < len(compiler.built) - before <= 5  # the first sizes alone, open ones, extents of 1 and 0

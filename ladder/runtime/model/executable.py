@@ -15,7 +15,7 @@ from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.frame import Frames
 from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.results import ArgumentPart, result_of
-from ladder.runtime.model.sizes import Sizes, facts_of, reader
+from ladder.runtime.model.sizes import ELEMENT, Sizes, facts_of, reader
 from tile_types.arrays import torch_dtype
 from tile_types.errors import AliasingError, DTypeError, ShapeError
 
@@ -41,6 +41,7 @@ class Executable:
         """Types, shapes and dtypes of arguments that fitted -> the sizes that they show, as of `check`."""
         self._shown = max((at for at, _ in bound.places.values()), default=-1)
         """Position of the last argument that shows a size."""
+        self._shows_elements = any(axis == ELEMENT for _, axis in bound.places.values())
         self._frames = Frames(bound)
         self._lock = renewed(threading.Lock())
         self._casts = torch._C._is_any_autocast_enabled()
@@ -131,6 +132,8 @@ class Executable:
         try:
             seen = facts_of(len(values) if given is None else given)(values)
         except AttributeError:  # one is no tensor, which the loop below may refuse
+            seen = None
+        if self._shows_elements:  # which types and shapes do not tell
             seen = None
         if seen in self._fitting:
             return self._fitting[seen]

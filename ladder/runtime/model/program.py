@@ -50,8 +50,8 @@ class Program:
     updates: Arguments that the program changes in place: (position, graph output that holds the new value).
     held: Tensors that the program itself brings.
     arguments: How many arguments the call takes.
-    sizes: Symbolic size -> (argument, axis) whose extent it is, or (argument, -1): the argument itself. Sizes
-        that the shapes of inputs show need not be here.
+    sizes: Symbolic size -> (argument, axis) whose extent it is, or (argument, -1): the argument itself, or
+        (argument, -2): its one element. Sizes that the shapes of inputs show need not be here.
     precise: Whether every operator's result is rounded as the program has it, and none is computed with
         another.
     """

@@ -20,6 +20,9 @@ Numbers = Callable[[], tuple[int, ...]]
 
 NUMBER = -1
 """In place of an axis: the size is the argument itself."""
+ELEMENT = -2
+"""In place of an axis: the size is the one element of the argument, a tensor."""
+_READ = {NUMBER: "v[{}]", ELEMENT: "v[{}].item()"}
 
 
 class CallSizes:
@@ -124,8 +127,8 @@ class _Places(ast.NodeTransformer):
 
 
 def reader(places: Sequence[tuple[int, int]]) -> Callable[[Sequence[Any]], Sizes]:
-    """Return the function from arguments to sizes: (argument, axis) of each, or (argument, `NUMBER`)."""
-    parts = [f"v[{at}]" if axis == NUMBER else f"v[{at}].shape[{axis}]" for at, axis in places]
+    """Return the function from arguments to sizes: (argument, axis) of each, or `NUMBER`, `ELEMENT`."""
+    parts = [_READ.get(axis, f"v[{{}}].shape[{axis}]").format(at) for at, axis in places]
     found: Callable[[Sequence[Any]], Sizes] = eval(f"lambda v: ({''.join(f'{p}, ' for p in parts)})", {})
     return found
 
