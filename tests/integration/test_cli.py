@@ -304,7 +304,7 @@ def test_faults_that_the_simulator_finds_fail_the_command(
     from ladder.cli.check import SimulatedCheck
 
     broken = SimulatedCheck(1, 2, 3, float("nan"), ("race: warp 1 reads",), {}, 0, 1)
-    monkeypatch.setattr("ladder.cli.check.simulated_check", lambda problem, lowered: broken)
+    monkeypatch.setattr("ladder.cli.gemm.simulated_check", lambda problem, lowered: broken)
     done = ladder("gemm", *GPU, "--json")
     assert done.code == FAILED
     assert "race" in done.err
