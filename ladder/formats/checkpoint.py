@@ -352,7 +352,9 @@ def assign(
             require(layer.name not in layers, f"{layer.name} is stored in two formats")
             layers[layer.name] = found
             taken.update(prefix + part for part in layer.parts)
+    method = config.get(METHOD)
     for name, why in unfit.items():
+        why = why if _is_known(method) else f"the method {method!r} is not read"
         require(name in taken or not _is_claimed(name, config), f"{name}: {why}")
     rest = {name: stored for name, stored in arrays.items() if name not in taken}
     _require_plain(rest, arrays, config)
@@ -371,12 +373,17 @@ def _is_claimed(name: str, config: Mapping[str, Any]) -> bool:
     return name.endswith(DISTINCT) or any(config.get(METHOD) in form.methods for form in forms)
 
 
+def _is_known(method: Any) -> bool:
+    """Tell whether a configuration's method is one of those that are read, or is not said."""
+    return method in (None, *OWN_METHODS) or any(method in form.methods for form in FORMATS)
+
+
 def _require_plain(rest: Mapping[str, Stored], arrays: Arrays, config: Mapping[str, Any]) -> None:
     """Raise if what belongs to no quantized tensor, by its name, type or the configuration, should do so."""
     method = config.get(METHOD)
     stated = [form for form in FORMATS if method in form.methods]
     lost = (*BESIDE_CODES, *(part for form in stated for part in form.parts if part not in GENERIC))
-    known = bool(stated) or method in (None, *OWN_METHODS)
+    known = _is_known(method)
     described = bool(stated) or (method is None and bool(config))  # MLX names no method
     modules = by_module(arrays)
     for name, stored in rest.items():

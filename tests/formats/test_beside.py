@@ -106,6 +106,26 @@ def test_codes_of_other_tools_are_no_tensors(tool: str, tmp_path: Path) -> None:
         ladder.load_checkpoint(tmp_path)
 
 
+OF_NAMED_METHODS = {
+    "exl2": {"q_weight": torch.int32, "q_scale": torch.int32, "q_scale_max": torch.float16},
+    "exl3": {"trellis": torch.int16, "suh": torch.float16},
+    "fp_quant": {"qweight": torch.uint8, "scales": torch.uint8, "forward_hadamard_matrix": torch.bfloat16},
+    "sinq": {"W_q": torch.uint8},
+    "squeezellm": {"qweight": torch.int32, "lookup_table": torch.float16},
+}
+
+
+@pytest.mark.parametrize("method", OF_NAMED_METHODS)
+def test_methods_that_are_not_read_are_named(method: str, tmp_path: Path) -> None:
+    """Also where the name of an array is that of another method's codes, whose parts were asked for."""
+    arrays = {f"a.{name}": torch.ones(4, 8, dtype=kind) for name, kind in OF_NAMED_METHODS[method].items()}
+    save_file(arrays, tmp_path / "model.safetensors")
+    content = {"quantization_config": {"quant_method": method, "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ladder.CheckpointError, match=f"the method '{method}' is not read"):
+        ladder.load_checkpoint(tmp_path)
+
+
 def test_casts_without_scales_are_tensors(tmp_path: Path) -> None:
     """Weights cast to fp8, beside norms that have a ``scale`` of their own; integers that are no codes."""
     arrays = {
