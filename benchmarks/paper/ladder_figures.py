@@ -63,17 +63,12 @@ LAYER_REASONS = {
         f" {paper} ms, as if called from Python ({called} here); in a CUDA graph its kernels take {theirs},"
         f" ours {ours}"
         for name, paper, called, theirs, ours in (
-            ("resnet 50", "3.4", "2.5", "0.42", "0.30"),
-            ("shufflenet v2", "4.2", "2.7", "0.28", "0.21"),
+            ("resnet 50", "3.4", "2.9", "0.41", "0.27"),
+            ("shufflenet v2", "4.2", "4.5", "0.29", "0.17"),
             ("conformer l", "7.9", "7.5", "0.98", "0.83"),
             ("vit b", "3.4", "4.0", "0.56", "0.45"),
         )
     },
-    "resnet 50, float16 beside torch.compile, batch 128": "13 convolutions of 3x3, predicted to take"
-    " 41 to 52 µs, take 167 each, 2.2 of our 4.2 ms; cuDNN's take 44 and leave sums and activations apart",
-    "shufflenet v2, float16 beside torch.compile, batch 128, in CUDA graphs": "depthwise convolutions and"
-    " shuffles take 1.41 ms as chains, torch's 1.37 by cuDNN and Triton; beside them halves of 58 and 116"
-    " channels are copied, 0.33 ms",
 }
 """Point of figure 8 -> why it gains less than the paper's."""
 
