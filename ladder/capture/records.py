@@ -45,7 +45,6 @@ LOOKS = 8
 """Calls in a row by a record for open sizes after which those for fixed ones are looked at again."""
 DEEPEST = 3
 """Conditionals of two known sides inside of one another at most: the number of paths doubles with each."""
-
 MOST_NESTED = 12
 """Conditionals inside of one another at most, those included of which one side is known, as of checks."""
 
@@ -289,11 +288,13 @@ class ResumePoint:
         if not self.expects or _kind(roots) not in self.settled:
             return False
         known = self.unliftable(roots)
-        told = [failed for record in self.records if (failed := _told(record, roots))]
-        if any(paths & known and (not other or other.path in known) for paths, other in told):
+        told = [(record, *failed) for record in self.records if (failed := _told(record, roots))]
+        if any(paths & known and (not other or other.path in known) for _, paths, other in told):
             case: tuple[Any, ...] = shapes_of(roots)
-        elif told and len(self.store.records) > 1 and all(other for _, other in told):
-            case = tuple(other.why for _, other in told if other)
+        elif any(o and o.path and not paths & known and each.rewrites(o.path) for each, paths, o in told):
+            return False  # a first call, which set what no later one will find so, is no case of its own
+        elif told and len(self.store.records) > 1 and all(other for *_, other in told):
+            case = tuple(other.why for *_, other in told if other)
         else:
             return False
         if len(self.passed) >= MAX_PASSED:

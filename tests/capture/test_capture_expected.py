@@ -102,6 +102,27 @@ def test_lengths_that_cannot_be_open_are_recorded_where_they_come_often() -> Non
     assert fast.calls == {"recorded": 2, "eager": SELDOM + 2}
 
 
+class Prepared:
+    """Its first call scales a table and notes that it has; as transformers' rwkv does."""
+
+    def __init__(self) -> None:
+        self.scaled = False
+
+    def __call__(self, tokens: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+        if not self.scaled:
+            self.scaled = True
+        return decoder(tokens, mask, cache)
+
+
+def test_what_a_first_call_sets_is_no_case_that_comes_seldom() -> None:
+    """The second prompt, and 31 later ones, ran eagerly: the record of the first began before the flag."""
+    fast = capture(program := Prepared())
+    for sizes in ((2, 7), (2, 7), (3, 5), (2, 9)):
+        torch.testing.assert_close(prompt(fast, *sizes), prompt(decoder, *sizes), rtol=0, atol=0)
+    assert program.scaled
+    assert fast.calls["eager"] == 0
+
+
 def test_programs_without_a_cache_keep_their_sizes() -> None:
     fast = capture(lambda tokens: TABLE[tokens].sum(1))
     fast(torch.zeros(2, 5, dtype=torch.long))
