@@ -157,7 +157,7 @@ def begin_copies(spec: Spec, args: Arguments, x_map: Expr, piece: Piece, first_m
 BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
-PREFETCH_BYTES = 64 * 1024
+PREFETCH_BYTES = 32 * 1024
 """Bytes of packed words that a block fetches into L2 before the kernel before has ended."""
 
 
