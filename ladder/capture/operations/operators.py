@@ -39,6 +39,7 @@ from ladder.capture.operations.user_operators import user_binary, user_unary
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.python.symbols import BINARY, COMPARE, IN_PLACE, UNARY
+from ladder.capture.values import tensors
 from ladder.capture.values.kinds import is_a, is_constant, is_key, is_plain
 from ladder.capture.values.shapes import DynamicSize
 
@@ -283,7 +284,7 @@ def subscript(vm: Interpreter, container: Any, key: Any) -> Any:
 
 def _subscript(vm: Interpreter, container: Any, key: Any) -> Any:
     if is_a(container, torch.Tensor):
-        return tensor_operator(vm, operator.getitem, (container, key), {})
+        return tensor_operator(vm, operator.getitem, _selected(vm, container, key), {})
     if type(container) is DynamicSize and type(key) is slice:
         return DynamicSize(container[key])
     if is_a(container, type | torch.nn.Module):
@@ -306,6 +307,41 @@ def _subscript(vm: Interpreter, container: Any, key: Any) -> Any:
     if is_a(method, types.FunctionType):
         return vm.call_function(method, (container, key), {})
     return _fixed_item(vm, container, key)
+
+
+def _selected(vm: Interpreter, tensor: torch.Tensor, key: Any) -> tuple[torch.Tensor, Any]:
+    """Return a tensor and an index of it that mean ``tensor[key]``, open integers among it selected.
+
+    ``select`` takes symbols; torch's subscripts would fix them.
+    """
+    keys = key if type(key) is tuple else (key,)
+    if not any(map(_is_open_integer, keys)) or not all(map(_is_basic_index, keys)) or tensors.maps_rows():
+        return tensor, key
+    skipped = tensor.ndim - sum(each is not None and each is not Ellipsis for each in keys)
+    if skipped < 0 or sum(each is Ellipsis for each in keys) > 1:
+        return tensor, key
+    axis, places, rest = 0, [], []
+    for each in keys:
+        if _is_open_integer(each):
+            places.append((axis, each))
+        else:
+            rest.append(each)
+        axis += skipped if each is Ellipsis else each is not None
+    if not all(-tensor.shape[at] <= number.value < tensor.shape[at] for at, number in places):
+        return tensor, key
+    with vm.barrier():
+        for place in reversed(places):
+            tensor = tensor_operator(vm, torch.select, (tensor, *place), {})
+    return tensor, tuple(rest) or Ellipsis
+
+
+def _is_open_integer(value: Any) -> bool:
+    return type(value) is Dynamic and type(value.value) is int and value.symbol is not None
+
+
+def _is_basic_index(value: Any) -> bool:
+    """Say whether an item of a subscript gives a view."""
+    return value is None or value is Ellipsis or type(value) in (int, slice) or _is_open_integer(value)
 
 
 def _fixed_item(vm: Interpreter, container: Any, key: Any) -> Any:
@@ -346,7 +382,7 @@ def store_subscript(vm: Interpreter, container: Any, key: Any, item: Any) -> Non
 
 def _store_subscript(vm: Interpreter, container: Any, key: Any, item: Any) -> None:
     if is_a(container, torch.Tensor):
-        tensor_operator(vm, operator.setitem, (container, key, item), {})
+        tensor_operator(vm, operator.setitem, (*_selected(vm, container, key), item), {})
         return
     method = vm.heap.class_attribute(type(container), "__setitem__")
     if is_a(method, types.FunctionType):
