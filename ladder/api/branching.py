@@ -14,6 +14,7 @@ import torch.fx
 
 from ladder.api.aliasing import without_values
 from ladder.capture.trace.conditionals import is_choice, taken_side
+from ladder.frontend.untraceable import untraceable
 from ladder.interrupts import pass_on
 from ladder.runtime.model.program import ImportRefused
 
@@ -131,4 +132,4 @@ def _on_fakes(module: torch.fx.GraphModule, examples: list[Any]) -> Any:
             return module.forward(*fakes)
     except Exception as error:  # whatever cannot be traced, the program itself still can
         pass_on(error)
-        raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {error}") from error
+        raise ImportRefused(untraceable(error)) from error

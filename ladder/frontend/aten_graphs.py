@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from textwrap import shorten
 from typing import Any, Literal
 
 import torch
@@ -28,6 +27,7 @@ from ladder.frontend.aten_writes import (
 )
 from ladder.frontend.fx_facts import autocast_facts
 from ladder.frontend.selection import argmax, topk
+from ladder.frontend.untraceable import untraceable
 from ladder.frontend.upsampling import upsampling
 from ladder.interrupts import pass_on
 from ladder.runtime.dispatch import dispatch_kept
@@ -76,13 +76,9 @@ def to_aten(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.G
         raise
     except Exception as error:  # whatever tracing cannot do, the program itself still can
         pass_on(error)
-        why = shorten(str(error), MOST_TOLD, placeholder=" ...")
-        raise ImportRefused(f"the graph cannot be traced: {type(error).__name__}: {why}") from error
+        raise ImportRefused(untraceable(error)) from error
     return traced
 
-
-MOST_TOLD = 300
-"""Characters of another error that are told."""
 
 RUN = "run"
 """Key of what nodes hold that are run though nothing uses them: they may raise."""
