@@ -38,7 +38,7 @@ from schedules.legal import is_legal, placement_for
 from schedules.rules import DEALS, RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList, check
 from schedules.segments import GAIN, SWITCH, cover, m_grid, octave_weights, segments
-from schedules.spilling import is_unrolled_too_far, note_spilling, seen_spilling, spills_like
+from schedules.spilling import is_unrolled_too_far, note_spilling, seen_spilling, spills_like_any
 from schedules.tilings import MOST_DOT_M, decodes_ahead, pipelines_for, tilings
 from schedules.tuning import TuningDatabase
 from targets import TileDevice
@@ -247,7 +247,7 @@ def rank(
                 for schedule in tilings(gemm, device, pipeline, rows, full=full)
                 if schedule not in without
                 and not is_unrolled_too_far(schedule)
-                and not (avoided and any(spills_like(gemm, device, schedule, each) for each in avoided))
+                and not spills_like_any(gemm, device, schedule, avoided)
             ]
     if not found:
         raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
@@ -342,24 +342,21 @@ def _slots_choice(gemm: Gemm, device: TileDevice) -> Schedule:
     able = [(s, took) for s, took in ranked if serves(gemm, s.pipeline) and is_legal(gemm, device, s)]
     if not able:
         raise ScheduleError(f"no pipeline of {device.name} serves {gemm}")
-    able = [(s, took) for s, took in able if not _seen_spilling(gemm, device, s)] or able
+    spilling = seen_spilling(gemm, device)
+    able = [(s, took) for s, took in able if not spills_like_any(gemm, device, s, spilling)] or able
     return min((s for s, took in able if took <= NEARLY * able[0][1]), key=lambda s: s.warps)
 
 
 def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
     """Return the schedule for up to ``m`` tokens per expert: as measured, else predicted to be fastest."""
     tiles = next((tiles for limit, tiles in EXPERT_TILES.items() if m <= limit), ())
+    spilling = seen_spilling(gemm, device)
     for tile in (replace(tile, placement=placement_for(gemm)) for tile in tiles):
         short = padded(gemm.k) // TILE // k_slices(tile) < LEAST_STEPS and k_slices(tile) > 1
-        if is_legal(gemm, device, tile) and not _seen_spilling(gemm, device, tile) and not short:
+        if is_legal(gemm, device, tile) and not short and not spills_like_any(gemm, device, tile, spilling):
             return tile
     every = replace(gemm, n=gemm.n * gemm.experts)  # all experts' blocks share the device
     return rank(every, device, min(m + 2 * math.isqrt(m), TYPICAL_LARGE_M))[0].schedule
-
-
-def _seen_spilling(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> bool:
-    """Tell whether a kernel was seen to spill registers, in which case this schedule's does."""
-    return any(spills_like(gemm, device, schedule, other) for other in seen_spilling(gemm, device))
 
 
 def _gpu_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None) -> Plan:

@@ -7,6 +7,7 @@ left, and then a few too many. What they report does.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from ladder.ir.gemm import Gemm
 from schedules.footprint import resources
@@ -63,3 +64,10 @@ def _room(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
 def is_unrolled_too_far(schedule: GpuSchedule) -> bool:
     """Tell whether LLVM would spill what it unrolls of a stage."""
     return schedule.pipeline == "dot" and schedule.split_k == 1 and schedule.tile_k > LONGEST_DOT
+
+
+def spills_like_any(
+    gemm: Gemm, device: TileDevice, schedule: GpuSchedule, seen: Iterable[GpuSchedule]
+) -> bool:
+    """Tell whether a schedule's kernel spills if those of any others of the same problem do."""
+    return any(spills_like(gemm, device, schedule, other) for other in seen)
