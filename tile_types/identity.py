@@ -27,7 +27,9 @@ __all__ = [
 
 
 def is_own(ttype: TType) -> bool:
-    """Tell a type that a program made from one of the library, whatever its name."""
+    """Tell a type that a program made from one of the library, whatever its name; of a multiple its base."""
+    if ttype.multiple_of is not None:
+        return is_own(get_type(ttype.multiple_of[0]))
     return shipped_type(ttype.name) is not ttype
 
 
@@ -38,15 +40,17 @@ def own_values(*ttypes: TType | str) -> dict[str, str]:
 
 
 def _parts(ttype: TType) -> tuple[TType, ...]:
+    if ttype.multiple_of is not None:
+        return (get_type(ttype.multiple_of[0]),)
     if not ttype.is_block:
         return (ttype,)
-    return ttype, ttype.element_type, *(get_type(m.ttype) for m in ttype.metadata)
+    return ttype, *_parts(ttype.element_type), *(get_type(m.ttype) for m in ttype.metadata)
 
 
 def own_values_named(text: str) -> dict[str, str]:
     """Return the same of registered types that a text names, alone or as the element of a block type."""
     words = set(re.findall(r"\w+", text))
-    words |= {word[: at.start()] for word in words for at in re.finditer(r"_g\d", word)}
+    words |= {word[: at.start()] for word in words for at in re.finditer(r"_g\d|_times_2", word)}
     return own_values(*sorted((t for t in list_types() if t.name in words), key=lambda t: t.name))
 
 

@@ -92,6 +92,7 @@ _FLOAT_NAME = re.compile(r"fp(\d)_e(\d)m(\d)")
 _GROUP_NAME = re.compile(
     r"(?P<element>[a-z0-9_]+?)_g(?P<size>\d+)(?:_s(?P<scale>[a-z0-9_]+?))?(?:_z(?P<zero>[if]))?"
 )
+_MULTIPLE_NAME = re.compile(r"(?P<element>[a-z0-9_]+)_times_2(?P<sign>[pm])(?P<power>\d+)")
 _ZERO_SUFFIX = {"none": "", "integer": "_zi", "float": "_zf"}
 _ZERO_OF_LETTER = {None: "none", "i": "integer", "f": "float"}
 
@@ -155,7 +156,8 @@ def get_type(name: str | TType) -> TType:
     """Return the type of that name.
 
     Besides the table this knows ``fp{bits}_e{x}m{y}`` up to 8 bits, `CODEBOOKS`, and group-scaled forms
-    ``{element}_g{size}[_s{scale type}][_zi|_zf]`` such as ``int4_g128`` or ``uint4_g64_zf``.
+    ``{element}_g{size}[_s{scale type}][_zi|_zf]`` such as ``int4_g128`` or ``uint4_g64_zf``, and multiples
+    of types, `multiple_name`.
 
     Raises
     ------
@@ -262,13 +264,53 @@ def _parsed_type(name: str) -> TType:
         bits, exponent, mantissa = (int(group) for group in match.groups())
         if bits == 1 + exponent + mantissa and exponent >= 1 and bits <= 8:
             return float_type(name, FloatFormat(exponent, mantissa))
+    match = _MULTIPLE_NAME.fullmatch(name)
+    if match:
+        return _multiple(name, match["element"], int(match["power"]) * (1 if match["sign"] == "p" else -1))
     match = _GROUP_NAME.fullmatch(name)
     element = match["element"] if match else ""
-    if match and (element in _TYPES or element in CODEBOOKS or _FLOAT_NAME.fullmatch(element)):
+    parsed = _FLOAT_NAME.fullmatch(element) or _MULTIPLE_NAME.fullmatch(element)
+    if match and (element in _TYPES or element in CODEBOOKS or parsed):
         zero = _ZERO_OF_LETTER[match["zero"]]
         scale = match["scale"] or "float16"
         return group_scaled(element, int(match["size"]), scale=scale, zero=zero)
     raise unknown_name("type", name, type_names())
+
+
+def multiple_name(element: str, exponent: int) -> str:
+    """Return the name of the type whose values are those of a type times ``2**exponent``.
+
+    Raises
+    ------
+    ValueRangeError
+        If a program gave another type that name.
+    """
+    name = f"{element}_times_2{'m' if exponent < 0 else 'p'}{abs(exponent)}"
+    if name in _TYPES:
+        raise ValueRangeError(
+            f"type {name!r} hides the multiple of {element!r} that products need; choose another name"
+        )
+    return name
+
+
+def _multiple(name: str, element: str, exponent: int) -> TType:
+    """Build the type of the same codes whose values are ``2**exponent`` times those of an element type."""
+    base = get_type(element)
+    if base.is_block:
+        raise ConversionError(f"{element} is a block type; multiples are of its element {base.element!r}")
+
+    def decode(code: Any, ops: Any) -> Any:
+        return ops.cast(base.evaluate(code, ops), "float32") * 2.0**exponent
+
+    return TType(
+        name,
+        base.elem_bits,
+        decode,
+        finite_codes=base.finite_codes,
+        exact=base.exact,
+        doc=f"2**{exponent} times {element}",
+        multiple_of=(element, exponent),
+    )
 
 
 def float_type(name: str, form: FloatFormat) -> TType:

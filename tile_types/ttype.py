@@ -84,6 +84,9 @@ class TType:
         False for a codebook whose entries are themselves rounded real numbers (nf4).
     doc
         One line for tables; may name the source.
+    multiple_of
+        Name of a type and an exponent e where the values are those of that type times ``2**e``; see
+        `tile_types.multiples`.
 
     Raises
     ------
@@ -107,6 +110,7 @@ class TType:
     finite_codes: tuple[int, ...] | None = None
     exact: bool = True
     doc: str = ""
+    multiple_of: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ladder.api.matmul import Matmul
-from ladder.api.problem import require_fits
+from ladder.api.problem import operands_of, require_fits
 from ladder.ir import to_graph
 from ladder.ir.expr import Compute
 from ladder.ir.graph import Graph
@@ -13,6 +15,7 @@ from schedules.schedule import Plan
 from targets import TileDevice, get_device
 from tile_types import get_type
 from tile_types.errors import require_kind
+from tile_types.multiples import held_multiple
 
 
 def compile_expression(
@@ -49,5 +52,8 @@ def compile_expression(
         program, (Compute, Graph), "compile_expression takes the result of ladder.compute, or a graph"
     )
     gemm = as_gemm(program if isinstance(program, Graph) else to_graph(program))
+    if isinstance(program, Compute):  # a graph says what is converted to what
+        held = held_multiple(get_type(gemm.weight), operands_of(gemm.activation), gemm.zero)
+        gemm = replace(gemm, weight=held.name)
     require_fits(get_type(gemm.weight), gemm.activation, gemm.zero)
     return Matmul.from_request(Request(gemm, "" if target is None else get_device(target).name, plan))

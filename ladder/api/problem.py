@@ -20,6 +20,7 @@ from tile_types.errors import (
     unknown_name,
     whole_number,
 )
+from tile_types.multiples import held_multiple
 from tile_types.quantize import is_whole_row
 
 DEFAULT_OUTPUT = {"int8": "float32", "fp8_e4m3": "float16", "fp8_e5m2": "float16"}
@@ -62,14 +63,15 @@ def gemm_for(
     n, k, ttype = whole_number(n, "N"), whole_number(k, "K"), get_type(weight)
     activation = _known_activation(activation)
     kind = ttype.zero_kind if zero is None else zero
-    require_fits(ttype, activation, kind)
+    held = held_multiple(ttype, operands_of(activation), kind)
+    require_fits(held, activation, kind)
     _require_operators(epilogue)
     group = _group(ttype, group_size, k)
     _require_flags(bias=bias, token_scale=token_scale or False, batch_invariant=batch_invariant)
     return Gemm(
         n=n,
         k=k,
-        weight=ttype.element_type.name,
+        weight=held.name,
         activation=activation,
         output=DEFAULT_OUTPUT.get(activation, activation) if output is None else output,
         group_size=group,
@@ -99,9 +101,13 @@ def _known_activation(name: str) -> str:
 
 def require_fits(ttype: TType, activation: str, zero: str) -> None:
     """Raise unless a core that takes these activations holds every weight."""
-    operands = FP8 if activation in FP8 else (activation,)
-    if not any(representable(ttype, operand, zero) for operand in operands):
+    if not any(representable(ttype, operand, zero) for operand in operands_of(activation)):
         require_representable(ttype, activation, zero)
+
+
+def operands_of(activation: str) -> tuple[str, ...]:
+    """Return the types that cores take as weights beside these activations."""
+    return FP8 if activation in FP8 else (activation,)
 
 
 def _require_flags(**flags: object) -> None:

@@ -25,6 +25,7 @@ from ladder.api.stacked_experts import held, holder, install, is_experts, quanti
 from ladder.ir.gemm import Gemm
 from tile_types import TType, get_type
 from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind, unknown_name
+from tile_types.multiples import own_name
 
 Filter = Callable[[str, torch.nn.Module], bool]
 Options = Mapping[str, Any]
@@ -350,7 +351,7 @@ class _Rules:
             raise
         gemm, after = made[0].problem, sum(layer.weight_nbytes for layer in made)
         observed = self.moments[module].rows if module in self.moments else 0
-        stored = gemm.weight
+        stored = own_name(gemm.weight)
         if isinstance(gemm, Gemm) and gemm.scale:
             stored += f"_g{gemm.group_size}"
         return Row(name, kind, stored, gemm.activation, nbytes, after, observed=observed)

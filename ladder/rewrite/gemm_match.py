@@ -15,7 +15,9 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import unary_operators
 from ladder.rewrite.identities import CONVERT_FOLDING, LAYOUT_FOLDING, MATMUL_RECOGNITION
 from ladder.rewrite.passes import rewriting, run_passes
+from tile_types import get_type, representable
 from tile_types.errors import ConversionError, ShapeError
+from tile_types.multiples import held_multiple
 from tile_types.tile import Tile
 
 NORMALISE = (
@@ -58,6 +60,9 @@ class Recogniser:
         activation, n, k = self.activation(product)
         token_group = self.token_group(product)
         weight = self.weight(product.inputs[1], activation, k)
+        if representable(weight["weight"], activation, weight["zero"]):
+            held = held_multiple(get_type(weight["weight"]), (activation,), weight["zero"])
+            weight["weight"] = held.name
         self.require_all_used()
         fields: dict[str, Any] = weight | {"bias": bias, "epilogue": epilogue, "token_group": token_group}
         fields["token_scale"] = "M" in scales or token_group > 0

@@ -18,6 +18,7 @@ from tile_types.errors import ArtifactError, ConversionError, ShapeError, TypeVa
 from tile_types.forms import is_arithmetic
 from tile_types.held import held
 from tile_types.identity import VALUES, own_values, require_values
+from tile_types.multiples import as_multiple, own_name
 from tile_types.representable import unheld_codes
 from tile_types.ttype import EXHAUSTIBLE_BITS
 
@@ -227,11 +228,12 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
 
     gemm: The problem; its N, K, types and group size must be the matrix's.
     device: Any device of the family that packs bits in the same order (`own_order`).
-    weight: Codes ``[N, K]`` with scales and zero points; an offset becomes zero points.
+    weight: Codes ``[N, K]`` with scales and zero points; an offset becomes zero points. Of a problem whose
+        type is a multiple (`tile_types.multiples`), the matrix has the type that it is a multiple of.
     Raises ShapeError if the matrix is not the one the problem speaks of.
     Raises ConversionError if it has codes whose values, such as NaN, the device's operand type lacks.
     """
-    weight = weight.without_offset()
+    weight = as_multiple(weight.without_offset(), gemm.weight)
     _check_weight(gemm, weight)
     _check_codes(weight, _operand_type(gemm, device), device)
     if device.is_gpu:
@@ -245,8 +247,8 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
 def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
     """Compare the matrix with the problem."""
     zero = weight.zero_kind
-    found = {"N": weight.shape[0], "K": weight.shape[1], "type": weight.ttype.element_type.name, "zero": zero}
-    wanted = {"N": gemm.n, "K": gemm.k, "type": gemm.weight, "zero": gemm.zero}
+    found = {"N": weight.shape[0], "K": weight.shape[1], "type": own_name(weight.ttype.name), "zero": zero}
+    wanted = {"N": gemm.n, "K": gemm.k, "type": own_name(gemm.weight), "zero": gemm.zero}
     wrong = [
         f"{name} is {found[name]}, expected {wanted[name]}" for name in wanted if found[name] != wanted[name]
     ]
