@@ -108,7 +108,7 @@ def dealt(gemm: Gemm, device: TileDevice, schedule: Schedule) -> Iterator[GpuSch
 GPU_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, LARGEST_M)
 """The M for which schedules of a GPU are sought and measured; beyond the last but one nothing changes."""
 
-MIDDLE = (
+MIDDLE_BUCKETS = (
     *(48, 80, 96, 112, 144, 160, 176, 192, 208, 224, 240, 272, 320, 352, 384, 416, 448),
     *(576, 640, 704, 768, 896, 1280, 1536, 1792, 2560, 3072),
 )
@@ -120,11 +120,11 @@ FEW_MIDDLE = (24, 40)
 TYPICAL_LARGE_M = 8192
 """The M for which the last range is tuned."""
 
-NEAR_FIRST = 4
-"""How many of the best predicted schedules compete with what was measured, for one M."""
+COMPETING_WITH_MEASURED = 4
+"""Schedules for one M, best predicted first, that compete with those that were measured."""
 
-FEW = 2
-"""How many of the best predicted schedules per bucket compete for a place in a plan."""
+COMPETING_PER_BUCKET = 2
+"""Schedules per bucket, best predicted first, that compete for a place in a plan."""
 
 FOREIGN_SECONDS = 1e3
 """What a schedule takes at an M that its pipeline is not made for: models of pipelines do not compare."""
@@ -178,7 +178,7 @@ LEAST_STEPS = 4
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
 
-MORE = 64
+GROUPED_ROWS = 64
 """Activation rows whose kernels serve groups of channels that those of fewer rows would cut."""
 
 MOST_SCHEDULES, MOST_CLOSE = 10, 26
@@ -233,7 +233,9 @@ def rank(
         return tuple(Candidate(s, predict(gemm, device, s, m)) for s in cpu_candidates(gemm, device, m))
     device.core_for(gemm.activation)
     tried = [(pipelines_for(device, m, full=full or wide), m)]
-    tried += [(WINDOW_PIPELINES, m), (pipelines_for(device, MORE), MORE)] if gemm.windows else []
+    tried += (
+        [(WINDOW_PIPELINES, m), (pipelines_for(device, GROUPED_ROWS), GROUPED_ROWS)] if gemm.windows else []
+    )
     # Dot products take fewer registers than matrix instructions, whose scales of short groups may not fit.
     tried += [(pipelines_for(device, MOST_DOT_M), MOST_DOT_M)] if device.vendor == "amd" else []
     spilling = seen_spilling(gemm, device)
@@ -274,7 +276,7 @@ def choose(gemm: Gemm, device: TileDevice, m: int, tuning: TuningDatabase | None
     if gemm.batch_invariant:
         schedule = make_plan(gemm, device, tuning).schedule_for(m)
         return Candidate(schedule, predict(gemm, device, schedule, m))
-    ranked = rank(gemm, device, m)[:NEAR_FIRST]
+    ranked = rank(gemm, device, m)[:COMPETING_WITH_MEASURED]
     estimator = Estimator(gemm, device, (tuning or TuningDatabase()).measurements(device, gemm))
     if not estimator.knows(m):
         return ranked[0]
@@ -330,7 +332,7 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
     return _merged((limit, _cpu_choice(gemm, device, limit, tuning)) for limit in CPU_BUCKETS)
 
 
-NEARLY = 1.02
+SMALLER_BLOCK_SLACK = 1.02
 """How much longer than the fastest predicted a schedule of smaller blocks may take: such blocks begin while
 those of the kernel before still run."""
 
@@ -344,7 +346,7 @@ def _slots_choice(gemm: Gemm, device: TileDevice) -> Schedule:
         raise ScheduleError(f"no pipeline of {device.name} serves {gemm}")
     spilling = seen_spilling(gemm, device)
     able = [(s, took) for s, took in able if not spills_like_any(gemm, device, s, spilling)] or able
-    return min((s for s, took in able if took <= NEARLY * able[0][1]), key=lambda s: s.warps)
+    return min((s for s, took in able if took <= SMALLER_BLOCK_SLACK * able[0][1]), key=lambda s: s.warps)
 
 
 def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
@@ -424,7 +426,7 @@ def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule
     pool, lost = estimator.measured, set[Schedule]()
     for m in sorted({*GPU_BUCKETS[:-1], *_middle(estimator)}):
         if not estimator.knows(m):
-            few = FEW if m in GPU_BUCKETS else 1
+            few = COMPETING_PER_BUCKET if m in GPU_BUCKETS else 1
             ranked = rank(gemm, device, m, wide=estimator.overlaps(m), without=lost)
             parts: tuple[Iterable[Candidate], ...] = (ranked,)
             if estimator.overlaps(m):
@@ -442,7 +444,7 @@ def _middle(estimator: Estimator) -> tuple[int, ...]:
     """Return the M beside `GPU_BUCKETS` for which a schedule is sought."""
     if not estimator.close:
         return ()
-    return MIDDLE if lane_of(estimator.gemm.activation) == 8 else (*FEW_MIDDLE, *MIDDLE)
+    return MIDDLE_BUCKETS if lane_of(estimator.gemm.activation) == 8 else (*FEW_MIDDLE, *MIDDLE_BUCKETS)
 
 
 def _streams(schedule: Schedule) -> bool:

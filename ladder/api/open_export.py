@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from ladder.capture.values.shapes import LEAST, MOST, extent_path
+from ladder.capture.values.shapes import LEAST_OPEN, OPEN_LIMIT, extent_path
 from ladder.frontend.fx_nodes import extent_of
 from ladder.runtime.model.whole import Limits
 from tile_types.errors import LadderError, ShapeError, unknown_name
@@ -41,10 +41,10 @@ def open_paths(
         if not isinstance(value, torch.Tensor):
             raise ShapeError(f"{name} is no tensor: only extents of tensors can be open")
         for dim in dims:
-            if not 0 <= dim < value.ndim or value.shape[dim] < LEAST:
+            if not 0 <= dim < value.ndim or value.shape[dim] < LEAST_OPEN:
                 raise ShapeError(
                     f"axis {dim} of {name} {list(value.shape)} cannot be open: give an example with an axis"
-                    f" {dim} of {LEAST} or more elements"
+                    f" {dim} of {LEAST_OPEN} or more elements"
                 )
             found[extent_path(path, dim)] = value, dim
     return found
@@ -107,7 +107,7 @@ def limits_of(graph: torch.fx.GraphModule) -> Limits:
     symbols = {s for size in sizes if isinstance(size, torch.SymInt) for s in size.node.expr.free_symbols}
     found: list[tuple[Any, Any]] = []
     for symbol in sorted(map(str, symbols)):
-        found += [(LEAST, symbol), (symbol, MOST - 1)]
+        found += [(LEAST_OPEN, symbol), (symbol, OPEN_LIMIT - 1)]
     for guard in env.guards:
         found += _pairs(env.replace(guard.expr))
     return tuple(dict.fromkeys(found))

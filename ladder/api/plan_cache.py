@@ -33,7 +33,7 @@ FOLDER = "models"
 """One of `ladder.runtime.cache.NOTES`."""
 
 SOURCES = ("ladder/frontend",)
-"""Packages, beyond those that decide a kernel, whose source text decides what a graph becomes."""
+"""Packages whose source text is part of the key, beside those that decide a kernel: they import graphs."""
 
 
 def prepared_for(

@@ -38,13 +38,13 @@ class Argument:
 
     @staticmethod
     def of(given: Any) -> Argument:
-        """Return what an example is."""
+        """Return the requirements that an example meets."""
         if isinstance(given, QuantizedTensor):
             return Argument(tuple(given.shape), given.type_name, None)
         return Argument(tuple(given.shape), given.dtype, given.device)
 
     def is_met(self, given: Any) -> bool:
-        """Tell whether a tensor is as required, in the few operations that a call has time for."""
+        """Tell whether a tensor meets the requirements; cheap, since it runs in every call."""
         return (
             type(given) is torch.Tensor
             and given.shape == self.shape
@@ -187,7 +187,7 @@ class _Named:
 
 
 def _merged(graph: str, pattern: Sequence[int]) -> str:
-    """Return a text with inputs that are the same called so."""
+    """Return a text in which inputs that are the same tensor have the same name."""
     for number, first in enumerate(pattern):
         graph = graph.replace(f"<input {number}>", f"<input {first}>")
     return graph

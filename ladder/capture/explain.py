@@ -9,8 +9,8 @@ from ladder.capture.python.frames import user_line
 from ladder.capture.records import Record, ResumePoint, Store
 from ladder.capture.trace.conditionals import described
 
-MOST = 8
-"""Lines of one kind that the short form prints."""
+MOST_LINES = 8
+"""Most lines of one kind that the short form prints."""
 
 
 def explain(store: Store, *, guards: bool = False) -> str:
@@ -42,7 +42,8 @@ def _point_lines(point: ResumePoint, guards: bool) -> list[str]:
 
 
 def _few(items: list[str]) -> list[str]:
-    return items if len(items) <= MOST else [*items[: MOST - 1], f"and {len(items) - MOST + 1} more"]
+    hidden = len(items) - MOST_LINES + 1
+    return items if hidden <= 1 else [*items[: MOST_LINES - 1], f"and {hidden} more"]
 
 
 def _summary(record: Record) -> str:

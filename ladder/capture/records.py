@@ -18,7 +18,7 @@ from ladder.capture.python.layout import Layout
 from ladder.capture.python.prescan import Unfollowed, reason_not_to_capture
 from ladder.capture.trace.assumptions import Assumed, Assumption
 from ladder.capture.values.expected import expected_open, numbering_extents, open_extents, shapes_of
-from ladder.capture.values.shapes import LEAST
+from ladder.capture.values.shapes import LEAST_OPEN
 from ladder.faults import place_of_fault
 
 log = logging.getLogger("ladder.capture")
@@ -37,11 +37,11 @@ MAX_ATTEMPTS = 20
 """Times that the records before one branch are dropped to record both sides together."""
 MAX_SURPRISES = 3
 """Times that a side comes up after the other one was recorded alone."""
-SELDOM = 32
+CALLS_BEFORE_RECORDING = 32
 """Calls of a case that no record can be open for before it is recorded: about what recording it costs."""
 MAX_PASSED = 1024
 """Cases whose calls are counted."""
-LOOKS = 8
+OPEN_CALLS_PER_LOOK = 8
 """Calls in a row by a record for open sizes after which those for fixed ones are looked at again."""
 DEEPEST = 3
 """Conditionals of two known sides inside of one another at most: the number of paths doubles with each."""
@@ -206,7 +206,7 @@ class ResumePoint:
         """
         served = next((record for record in self.records if record.run is run), None)
         self.in_turn = self.in_turn + 1 if served is not None and served.is_open else 0
-        if served is None or self.in_turn < LOOKS:
+        if served is None or self.in_turn < OPEN_CALLS_PER_LOOK:
             return
         self.in_turn = 0
         fixed = (record for record in self.records if record.graph is not None and not record.is_open)
@@ -300,7 +300,7 @@ class ResumePoint:
         if len(self.passed) >= MAX_PASSED:
             self.passed.clear()
         self.passed[case] += 1
-        return self.passed[case] <= SELDOM
+        return self.passed[case] <= CALLS_BEFORE_RECORDING
 
     def learn(self, roots: tuple[Any, ...]) -> None:
         """Lift the scalars whose guards have missed repeatedly, and the extents whose have missed once.
@@ -342,7 +342,7 @@ class ResumePoint:
 
 def _kind(roots: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of arguments as far as they cannot be left open: extents of 1 and 0."""
-    return tuple(tuple(min(extent, LEAST) for extent in shape) for shape in shapes_of(roots))
+    return tuple(tuple(min(extent, LEAST_OPEN) for extent in shape) for shape in shapes_of(roots))
 
 
 def _told(record: Record, roots: tuple[Any, ...]) -> tuple[set[str | None], Check | None] | None:

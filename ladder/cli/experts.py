@@ -1,4 +1,4 @@
-"""``ladder gemm --experts``: the kernel of many products that share one launch, checked as one is."""
+"""``ladder gemm --experts``: a grouped GEMM (one launch for all experts), checked like a single product."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def run_experts(problem: Problem, *, check: bool = True, step: Progress = silent
 
 
 def operator_of(problem: Problem, plan: Plan | None = None) -> GroupedMatmul:
-    """Return the operator that a problem means."""
+    """Return the operator that computes a problem."""
     gemm = problem.gemm
     return GroupedMatmul(
         problem.experts,

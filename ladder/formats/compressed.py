@@ -219,7 +219,7 @@ def _is_block(value: Any) -> TypeGuard[list[int]]:
 
 
 def stated_blocks(layer: Layer) -> Iterator[tuple[int, int]]:
-    """Yield the blocks that the configuration speaks of, in whatever form."""
+    """Yield the block shapes that the configuration states, in any of its forms."""
     for options in (layer.config, *weight_options(layer)):
         for key in ("weight_block_size", "block_structure", "group_size"):
             if _is_block(block := options.get(key)):
@@ -309,7 +309,7 @@ def read_mx(layer: Layer, codes: str = ".weight_packed") -> QuantizedTensor:
 
 
 def is_nvfp4(layer: Layer) -> bool:
-    """Tell packed NVFP4 codes."""
+    """Tell whether codes are packed NVFP4."""
     return layer[".weight_packed"].dtype == "uint8" and ".weight_global_scale" in layer
 
 
@@ -354,7 +354,7 @@ def nvfp4_tensor(layer: Layer, codes: str, factor: float) -> QuantizedTensor:
 
 
 def is_eight_bit(layer: Layer) -> bool:
-    """Tell 8-bit codes beside scales."""
+    """Tell whether there are 8-bit codes with scales."""
     return layer[".weight"].dtype in EIGHT_BIT
 
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import torch
 
 LINE = 64
-"""Bytes that kernels write at a time."""
+"""Bytes that a kernel writes at once."""
 
-SMALL = 1 << 18
-"""Bytes below which no kernel is built to change them: calls of torch take less time than that."""
+LEAST_KERNEL_BYTES = 1 << 18
+"""Fewest bytes for which building a kernel pays; fewer are rearranged by torch."""
 
 
 def taken_apart(
@@ -99,7 +99,7 @@ def changed(octets: torch.Tensor, flip: int, *, swaps: bool = False) -> torch.Te
     if not (flip or swaps):
         return octets
     lies = octets.is_cpu and octets.is_contiguous()
-    if not lies or octets.numel() < SMALL or octets.numel() % LINE:
+    if not lies or octets.numel() < LEAST_KERNEL_BYTES or octets.numel() % LINE:
         turned = octets << 4 | octets >> 4 if swaps else octets
         return turned ^ flip if flip else turned
     lines = octets.reshape(-1, LINE)

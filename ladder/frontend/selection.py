@@ -12,16 +12,14 @@ from typing import Any
 
 import torch
 
-PAIRS = 1 << 20
-"""How many pairs are compared at most: those of 16 rows of 256 scores, which DeepSeek-V3's routers have."""
+MOST_PAIRS = 1 << 20
+"""Most pairs of elements that are compared: those of 16 rows of 256 scores, as in DeepSeek-V3's routers."""
 
+MOST_TAKEN = 10
+"""Most elements that are taken one after another: each costs two reductions of a row."""
 
-TURNS = 10
-"""How many elements are taken one after the other at most: each takes two reductions of a row."""
-
-FEW, LONG, LONGEST, PARTS = 16, 4096, 1 << 30, 64
-"""Rows whose largest elements are found by parts at most, elements of a row at least and at most, and parts
-at least."""
+MOST_ROWS, LEAST_ELEMENTS, MOST_ELEMENTS, LEAST_PARTS = 16, 4096, 1 << 30, 64
+"""Limits of `argmax` by parts: most rows, least and most elements of a row, least parts of a row."""
 
 
 def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
@@ -35,10 +33,10 @@ def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = Tru
     known = all(isinstance(extent, int) for extent in (*x.shape, k))
     if x.device.type == "cpu" or x.dtype.is_complex or not (known and x.dim()):
         return NotImplemented
-    if not 0 < k <= x.shape[dim] or x.numel() * x.shape[dim] > PAIRS:
+    if not 0 < k <= x.shape[dim] or x.numel() * x.shape[dim] > MOST_PAIRS:
         return NotImplemented
     rows = x.movedim(dim, -1)
-    if largest and k <= TURNS and rows.is_floating_point():
+    if largest and k <= MOST_TAKEN and rows.is_floating_point():
         values, indices = taken(rows, k)
     else:
         values, indices = chosen(rows, places(rows, largest), k)
@@ -58,10 +56,10 @@ def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         return NotImplemented
     rows = x.flatten() if dim is None else x.movedim(dim, -1)
     extent = rows.shape[-1]
-    if not LONG <= extent <= LONGEST or not 0 < x.numel() <= FEW * extent:
+    if not LEAST_ELEMENTS <= extent <= MOST_ELEMENTS or not 0 < x.numel() <= MOST_ROWS * extent:
         return NotImplemented
     least = isqrt(extent)
-    width = next((each for each in range(least, extent // PARTS + 1) if extent % each == 0), least)
+    width = next((each for each in range(least, extent // LEAST_PARTS + 1) if extent % each == 0), least)
     found = by_parts(rows, width)
     if not keepdim:
         return found

@@ -29,8 +29,8 @@ AXES: Mapping[str, str] = {
 STEP_ELEMENTS = 16
 """Elements of a head that a step of matrix cores multiplies, or sums."""
 
-LEAST, MOST = 8, 256
-"""Elements of heads that have kernels; pieces of their rows begin at multiples of the first number."""
+HEAD_MULTIPLE, MOST_HEAD_ELEMENTS = 8, 256
+"""Heads that kernels take have a multiple of the first number of elements, and at most the second."""
 
 CODES = ("int8", "fp8_e4m3", "fp8_e5m2")
 """Types of keys and values that have a float32 scale per token and head beside them."""
@@ -112,8 +112,8 @@ def head_problem(form: Attention) -> str:
 
     Rows of q, k and v begin at multiples of 16 bytes: eight elements of 16 bits, sixteen codes.
     """
-    unit = LEAST if form.stored_bytes > 1 else STEP_ELEMENTS
-    fits = form.size % unit == 0 and LEAST <= form.size <= MOST
+    unit = HEAD_MULTIPLE if form.stored_bytes > 1 else STEP_ELEMENTS
+    fits = form.size % unit == 0 and HEAD_MULTIPLE <= form.size <= MOST_HEAD_ELEMENTS
     return "" if fits else f"heads of {form.size} elements have no kernel"
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise, permutations
 from tile_types.errors import ShapeError
 from tile_types.tile import Extent
 
-MOST = (1 << 31) - (1 << 20)
+MOST_COUNTED = (1 << 31) - (1 << 20)
 """Elements of a tensor that kernels count, in 32 bits: threads go some way beyond the last element."""
 
 Shape = tuple[Extent, ...]

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ladder.ir import modular
-from ladder.ir.modular import SMALL, Array, UndefinedResidueError, is_prime
+from ladder.ir.modular import INT64_MODULI, Array, UndefinedResidueError, is_prime
 from tile_types.errors import VerificationError
 
 __all__ = ["Arithmetic", "Field", "Residues", "RootLog", "UndefinedResidueError", "Unknowns"]
@@ -167,7 +167,7 @@ class Field:
 
     def array(self, values: Any) -> Array:
         """Return integers as residues can be held without overflow."""
-        return np.asarray(values).astype(np.int64 if self.p < SMALL else object)
+        return np.asarray(values).astype(np.int64 if self.p < INT64_MODULI else object)
 
     def random(self, shape: tuple[int, ...], generator: np.random.Generator) -> Residues:
         """Draw independent uniform residues."""

@@ -1,4 +1,4 @@
-"""Walking a graph with any column of the operator table.
+"""Evaluation of a graph by any column of the operator table.
 
 `interpret` executes a graph over a number domain (float64, finite fields); `abstract_expressions`
 computes what Mirage's pruning compares.
@@ -152,7 +152,7 @@ def _run_block_node(
 
 
 def _begin(graph: Graph, axes: Sequence[int], tile: Sequence[int], index: Sequence[int]) -> tuple[int, ...]:
-    """Return the offset of a tile: dimensions that split one axis count like digits, loops last."""
+    """Return a tile's offset: the dimensions that split an axis are mixed-radix digits, the loop's last."""
     extents = _sizes((*graph.grid, *graph.loops))
     position = [0] * len(tile)
     for axis, extent, at in zip(axes, extents, index, strict=False):

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from tile_types.errors import LadderError, VerificationError
 
 Array = npt.NDArray[Any]
-SMALL = 1 << 31
-"""Below this modulus, products of residues fit int64; above, Python integers are used."""
+INT64_MODULI = 1 << 31
+"""Products of residues fit int64 for moduli below this one; for larger moduli Python integers are used."""
 
 LEAST_P, LEAST_Q = 1 << 30, 1 << 29
 """`draw_prime` returns p >= LEAST_P, with q = (p - 1) / 2 >= LEAST_Q."""
@@ -67,7 +67,7 @@ def draw_prime(generator: np.random.Generator) -> int:
     p = q = 3 mod 4, so that roots are one power and -1 is no residue in either field. Primes of
     the family are -1 mod 24 (p, q are not multiples of 3): candidates are drawn from that class.
     """
-    first, last = -(-(LEAST_P - 23) // 24), (SMALL - 24) // 24
+    first, last = -(-(LEAST_P - 23) // 24), (INT64_MODULI - 24) // 24
     while True:
         for number in generator.integers(first, last + 1, CANDIDATES):
             p = 24 * int(number) + 23
@@ -92,15 +92,15 @@ def draw_large_prime(generator: np.random.Generator) -> int:
             return number
 
 
-FEW = 64
-"""Elements up to which Python's own modular power is faster than squaring arrays."""
+MOST_SINGLE_POWERS = 64
+"""Most elements for which Python's ``pow``, element by element, is faster than squaring whole arrays."""
 
 
 def power(modulus: int, base: Array, exponent: Any) -> Array:
     """Return ``base ** exponent`` element by element, by square and multiply."""
     base, exponent = np.asarray(base), np.asarray(exponent)
     shape = np.broadcast_shapes(base.shape, exponent.shape)
-    if math.prod(shape) <= FEW:
+    if math.prod(shape) <= MOST_SINGLE_POWERS:
         pairs = zip(_numbers(base, shape), _numbers(exponent, shape), range(math.prod(shape)), strict=False)
         return np.array([pow(b, e, modulus) for b, e, _ in pairs], base.dtype).reshape(shape)
     result = np.ones(shape, base.dtype)

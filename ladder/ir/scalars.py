@@ -24,7 +24,7 @@ _CHEAP: ContextVar[Mapping[str, Callable[..., Any]]] = ContextVar("cheap functio
 def using(functions: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Lower ``exp`` and ``div`` to these functions of TIR scalars, also within other functions.
 
-    ``keep`` among them returns a register with a value: what a function uses several times is computed once.
+    The one named ``keep`` puts a value into a register, so that what is used often is computed once.
     """
     token = _CHEAP.set(functions)
     try:
@@ -38,13 +38,13 @@ def _cheap(name: str) -> Callable[..., Any] | None:
 
 
 def kept(x: Any) -> Any:
-    """Return a value in a register, where kernels have given a way to."""
+    """Return a value in a register if the kernel has set ``keep``, else unchanged."""
     keep = _cheap("keep")
     return x if keep is None else keep(x)
 
 
 def names_values() -> bool:
-    """Tell whether kernels have given a way to keep what is used several times."""
+    """Tell whether the kernel has set ``keep``."""
     return _cheap("keep") is not None
 
 
@@ -76,7 +76,7 @@ def opaque(x: Any) -> Any:
 
 
 def chosen(condition: Any, yes: Any, no: Any) -> Any:
-    """Return a choice by way of its bits: TVM looks for bounds of choices in exponential time."""
+    """Return a select over the bits of its operands: TVM bounds nested selects in exponential time."""
     tirx, dtype = _tirx(), str(yes.ty.dtype)
     if type(condition).__name__ == "IntImm":  # TVM has no bits of a choice that folds to 0
         return yes if condition.value else no

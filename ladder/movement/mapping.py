@@ -60,8 +60,8 @@ TILES = (
 SPREADS = (Mapping(spread=4), Mapping(spread=8), Mapping(num=2, spread=4))
 """Mappings of chains without reductions."""
 
-OFTEN = 4
-"""Reductions of a row that are many."""
+MANY_REDUCTIONS = 4
+"""More reductions of a row than this count as many."""
 
 HELD = 32
 """Elements of a row that a lane holds at most: more spill, or leave too few warps."""
@@ -73,18 +73,20 @@ WINDOW = 64
 """Elements up to which one thread reduces alone."""
 
 LARGE_WINDOW = 1024
-"""The same, of windows of which there are `MANY`."""
+"""The same, of windows of which there are `BUSY_ROWS`."""
 
-MANY = 132 * 512
-"""Rows that keep a GPU busy by a thread each."""
+BUSY_ROWS = 132 * 512
+"""Rows that keep a GPU busy with one thread each."""
 
-LONGEST = 1024
-"""Threads that share a row at most."""
+MOST_ROW_THREADS = 1024
+"""Most threads that share a row."""
 
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
 
-def mappings(graph: Graph, tiles: bool = False, wave: int = WARP, most: int = LONGEST) -> list[Mapping]:
+def mappings(
+    graph: Graph, tiles: bool = False, wave: int = WARP, most: int = MOST_ROW_THREADS
+) -> list[Mapping]:
     """Return the mappings that a chain can have, best guess first.
 
     tiles: Those that pass tiles through shared memory instead.
@@ -117,7 +119,7 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
 def _alone(graph: Graph, count: Extent) -> int:
     """Return the elements up to which one thread reduces a row alone; windows side by side share lines."""
     windows = any(node.operator == "map" for node in graph.nodes)
-    return LARGE_WINDOW if windows and isinstance(count, int) and count >= MANY else WINDOW
+    return LARGE_WINDOW if windows and isinstance(count, int) and count >= BUSY_ROWS else WINDOW
 
 
 def _tiles(graph: Graph) -> list[Mapping]:
@@ -219,7 +221,7 @@ def row_width(graph: Graph, rows: int) -> int:
         width //= 2
     extents = reduced_extents(graph)
     longest = max((extent for extent in extents if isinstance(extent, int)), default=0)
-    while width > 1 and len(extents) > OFTEN and longest < WARP * width:
+    while width > 1 and len(extents) > MANY_REDUCTIONS and longest < WARP * width:
         width //= 2
     return width
 
@@ -238,7 +240,7 @@ def _held(columns: int, count: Extent, width: int) -> list[Mapping]:
             teams = threads // lanes
             if lanes >= 32 or (isinstance(count, int) and count % teams == 0):
                 found.append(Mapping(lanes, num, teams))
-    return sorted(found, key=lambda m: _preference(m, count, width)) or [Mapping(LONGEST)]
+    return sorted(found, key=lambda m: _preference(m, count, width)) or [Mapping(MOST_ROW_THREADS)]
 
 
 def _preference(mapping: Mapping, count: Extent, width: int) -> float:
@@ -254,6 +256,6 @@ def _streaming_lanes(graph: Graph, rows: int, extents: list[Extent], wave: int) 
     counts = [product(graph.tile(value).shape[rows:]) for value in graph.outputs] + extents
     known = [count for count in counts if isinstance(count, int)]
     width = row_width(graph, rows)
-    largest = max(known) if len(known) == len(counts) else LONGEST * width
+    largest = max(known) if len(known) == len(counts) else MOST_ROW_THREADS * width
     vectors = -(-largest // (width * 2))
-    return min(LONGEST, max(wave, 1 << max(0, vectors - 1).bit_length()))
+    return min(MOST_ROW_THREADS, max(wave, 1 << max(0, vectors - 1).bit_length()))

@@ -13,21 +13,21 @@ from schedules.attention import PROBES, AnySchedule, Choice, choose, has_kernels
 from targets import TileDevice
 from tile_types.errors import LadderError
 
-OPEN = "sizes are open: each call takes the kernel, or torch's, that is predicted to be fastest"
+OPEN_REASON = "sizes are open: each call takes the kernel, or torch's, that is predicted to be fastest"
 
 
 def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgraph:
     """Return the part of an ``attention`` node: kind ``attention``, or ``library`` and why it is torch's."""
     if on_cpu(graph, node, device) is not None:
-        return part_of("attention", graph, node, FEW)
+        return part_of("attention", graph, node, CPU_REASON)
     reason = refusal(graph, node, device)
     kind, text = ("library", f"torch's: {reason}") if reason else ("attention", "")
     if kind == "attention" and device is not None:
-        text = OPEN if is_open(graph, node) else chosen(graph, node, device)[1].reason
+        text = OPEN_REASON if is_open(graph, node) else chosen(graph, node, device)[1].reason
     return part_of(kind, graph, node, text)
 
 
-FEW = "by a kernel where scores are few, else by torch's"
+CPU_REASON = "by a kernel where scores are few, else by torch's"
 
 MOST_PACKED, SCORED = 1 << 16, 60
 """Elements of keys and values up to which attention on a CPU is ours: packing them takes longer than what

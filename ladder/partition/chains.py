@@ -15,13 +15,13 @@ from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 from tile_types.tile import Extent
 
-LONGEST = 96
-"""Nodes of one chain: a kernel that is longer spills more than it saves."""
+MOST_CHAIN_NODES = 96
+"""Most nodes of one chain: a longer kernel spills registers, which costs more than a launch."""
 
 MOST_NESTED = 3
 """Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
 
-MANY = 1 << 20
+LARGE_WORK = 1 << 20
 """Elements for which another launch costs less than leaving most of the device idle.
 
 An open number of rows counts as so many."""
@@ -137,8 +137,8 @@ class Chains:
 
     def obstacle(self, members: set[str]) -> str:
         """Say why nodes are no chain; empty if they are."""
-        if len(members) > LONGEST:
-            return f"more than {LONGEST} operators"
+        if len(members) > MOST_CHAIN_NODES:
+            return f"more than {MOST_CHAIN_NODES} operators"
         if self.returns(members):
             return "what lies between is computed elsewhere"
         if any(self.windows_recompute(name, members) for name in members):
@@ -162,7 +162,7 @@ class Chains:
         """
         region, outputs = self.region(together)
         work = max((product(node.tile.shape) for node in region.nodes), key=_known)
-        if not self.units or _known(work) < MANY or not (rows := _rows(region, outputs)) < self.units:
+        if not self.units or _known(work) < LARGE_WORK or not (rows := _rows(region, outputs)) < self.units:
             return False
         above, handed = self.region(self.members[first])
         below, results = self.region(self.members[second])
@@ -347,7 +347,7 @@ def _overlaps(graph: Graph, node: Node) -> bool:
 def _rows(graph: Graph, outputs: Sequence[str]) -> int:
     """Return how many rows a chain has; of an open number, that it has many."""
     rows = product(graph.tile(outputs[0]).shape[: row_axes(graph, outputs)])
-    return rows if isinstance(rows, int) else MANY
+    return rows if isinstance(rows, int) else LARGE_WORK
 
 
 def _known(count: Extent) -> int:
@@ -415,6 +415,6 @@ def _joined(
     outputs = tuple(v for v in maker.outputs if kept or v != value) + copy.outputs
     members = {node.name for part in (maker, copy) for node in part.graph.nodes if node.operator != "input"}
     region = extract(graph, members, outputs, "chain")
-    if len(members) > LONGEST or row_axes(region, outputs, again) is None:
+    if len(members) > MOST_CHAIN_NODES or row_axes(region, outputs, again) is None:
         return None
     return replace(maker, graph=region, inputs=outside_inputs(graph, members), outputs=outputs)

@@ -11,7 +11,7 @@ from ladder.ir.build import draws
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
-from ladder.partition.chains import LONGEST, Chains, absorb_copies, without_kernel
+from ladder.partition.chains import MOST_CHAIN_NODES, Chains, absorb_copies, without_kernel
 from ladder.partition.convolutions import Choose, best_candidate
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
 from ladder.partition.products import Products
@@ -141,7 +141,7 @@ def _changing(parts: Sequence[Subgraph]) -> set[str]:
 
 def _is_short(a: Subgraph, b: Subgraph) -> bool:
     """Tell whether a chain of two is not too long for one kernel."""
-    return len({node.name for part in (a, b) for node in part.graph.nodes}) <= LONGEST
+    return len({node.name for part in (a, b) for node in part.graph.nodes}) <= MOST_CHAIN_NODES
 
 
 def _are_tiny(graph: Graph, a: Subgraph, b: Subgraph) -> bool:

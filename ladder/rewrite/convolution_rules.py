@@ -281,8 +281,8 @@ def _with_channels(match: Match, more: int) -> str:
 ROW_BYTES = 16
 """Kernels of ours read rows that begin at multiples of so many bytes."""
 
-FEW = 16
-"""Channels below which a multiple of eight is much more to read."""
+LEAST_PADDED_CHANNELS = 16
+"""Fewest channels that are padded to a multiple of eight: of fewer, much of what is read would be padding."""
 
 
 def _align_points(match: Match) -> str | None:
@@ -296,7 +296,7 @@ def _align_points(match: Match) -> str | None:
     if not (form.last and form.are_points and form.groups == 1 and half and isinstance(channels, int)):
         return None
     more = -channels % (ROW_BYTES // 2)
-    return _with_channels(match, more) if more and channels >= FEW else None
+    return _with_channels(match, more) if more and channels >= LEAST_PADDED_CHANNELS else None
 
 
 FEW_CHANNELS: Rules = (

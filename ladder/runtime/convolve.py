@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ladder.ir.extents import MOST
+from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled, plan_for, request_for, settled, target_of
 from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside
@@ -91,8 +91,8 @@ def launch(
     y = torch.empty(shape, dtype=kernel.output, device=x.device) if out is None else out
     if not x.is_contiguous() or x.data_ptr() % ALIGNMENT:
         x = x.clone(memory_format=torch.contiguous_format)
-    if max(x.numel(), y.numel()) > MOST:
-        raise ShapeError(f"kernels count {MOST} elements; convolve {tuple(x.shape)} in parts")
+    if max(x.numel(), y.numel()) > MOST_COUNTED:
+        raise ShapeError(f"kernels count {MOST_COUNTED} elements; convolve {tuple(x.shape)} in parts")
     if m:
         rows = x if gemm.windows else x.reshape(-1, gemm.k)
         if kernel.pad and not gemm.windows:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ladder.ir.extents import MOST
+from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside
@@ -59,9 +59,9 @@ def pack_experts(gemm: Gemm, device: TileDevice, weights: Sequence[QuantizedTens
 
 
 def _require_indexable(array: torch.Tensor) -> None:
-    if array.numel() > MOST:
+    if array.numel() > MOST_COUNTED:
         raise ShapeError(
-            f"{array.numel()} packed words of all experts exceed the {MOST} that one kernel indexes;"
+            f"{array.numel()} packed words of all experts exceed the {MOST_COUNTED} that one kernel indexes;"
             " split the experts over two operators"
         )
 
@@ -123,8 +123,10 @@ def multiply(
 def at_once(kernel: CompiledGemm, operands: Operands, expected: int) -> None:
     """Launch one kernel for all experts on the current stream."""
     rows, weight, ranges, bias, scales, out = operands
-    if max(rows.numel(), out.numel()) > MOST:
-        raise ShapeError(f"kernels count {MOST} elements; multiply {len(rows)} rows by experts in parts")
+    if max(rows.numel(), out.numel()) > MOST_COUNTED:
+        raise ShapeError(
+            f"kernels count {MOST_COUNTED} elements; multiply {len(rows)} rows by experts in parts"
+        )
     slots = len(ranges) if kernel.gemm.slots else kernel.gemm.experts
     typical = expected or -(-rows.shape[0] // slots)
     if kernel.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:

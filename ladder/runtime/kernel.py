@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ladder.ir.extents import MOST
+from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.gemm import Gemm
 from ladder.runtime.allocate import Allocate, allocator, viewer
 from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
@@ -37,7 +37,7 @@ def strided() -> torch.layout:
 
 def rows_at_once(columns: int) -> int:
     """Return how many rows a launch takes at most: kernels would not count the elements of more."""
-    return max(MOST // columns & -ALIGNMENT, ALIGNMENT)
+    return max(MOST_COUNTED // columns & -ALIGNMENT, ALIGNMENT)
 
 
 class CompiledGemm:

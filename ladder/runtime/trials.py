@@ -35,7 +35,7 @@ WORTHWHILE = 8
 INDISTINCT = 0.03
 """Relative difference of predicted times below which schedules count as equally fast."""
 
-SPARE = 32
+SPARE_CANDIDATES = 32
 """Candidates beside those that are built: some cannot be emitted after all."""
 
 FOLLOWING_SECONDS = 3e-6
@@ -83,7 +83,7 @@ def candidates_of(
     Raises DeviceError if block graphs are not lowered to the device.
     Raises ScheduleError if there is none, with a reason.
     """
-    from ladder.lower.blocks.candidates import ALL, FEW
+    from ladder.lower.blocks.candidates import COARSE_GRID, FULL_GRID
 
     emitter_for(device)
     program, workers = report.program, report.limits.workers
@@ -93,13 +93,13 @@ def candidates_of(
         for found in report.found
         for factors in tilings(found.structure.mapping, program, tiles)
     ]
-    few = _each(every, FEW, workers)
+    few = _each(every, COARSE_GRID, workers)
     known = [(every[n].order(t[0]), n) for n, t in enumerate(few) if isinstance(t, list)]
     reasons = ["no tiles divide its sizes", *(why for why in few if isinstance(why, str))]
     best = [every[number] for _, number in sorted(known)[:choices]]
     found = [
         (choice.order(trial), trial)
-        for choice, trials in zip(best, _each(best, ALL, workers), strict=True)
+        for choice, trials in zip(best, _each(best, FULL_GRID, workers), strict=True)
         if isinstance(trials, list)
         for trial in trials
     ]
@@ -107,7 +107,9 @@ def candidates_of(
         raise ScheduleError(
             f"no verified graph of {program.name} can be lowered to {device.name}: {reasons[-1]}"
         )
-    return _various([trial for _, trial in sorted(found, key=lambda pair: pair[0])])[: count + SPARE]
+    return _various([trial for _, trial in sorted(found, key=lambda pair: pair[0])])[
+        : count + SPARE_CANDIDATES
+    ]
 
 
 def _various(trials: Sequence[Trial]) -> list[Trial]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ladder.capture import capture
-from ladder.capture.records import SELDOM
+from ladder.capture.records import CALLS_BEFORE_RECORDING
 
 WIDTH, HEADS, STEPS = 8, 3, 4
 TABLE = torch.randn(16, HEADS * WIDTH, generator=torch.Generator().manual_seed(0))
@@ -96,10 +96,10 @@ def unrolled(tokens: Tensor, cache: Cache) -> Tensor:
 
 def test_lengths_that_cannot_be_open_are_recorded_where_they_come_often() -> None:
     fast = capture(unrolled)
-    for length in (4, 7, 9, 12, *[7] * (SELDOM + 1)):
+    for length in (4, 7, 9, 12, *[7] * (CALLS_BEFORE_RECORDING + 1)):
         tokens = torch.arange(2 * length).view(2, length) % 16
         torch.testing.assert_close(fast(tokens, Cache()), unrolled(tokens, Cache()), rtol=0, atol=0)
-    assert fast.calls == {"recorded": 2, "eager": SELDOM + 2}
+    assert fast.calls == {"recorded": 2, "eager": CALLS_BEFORE_RECORDING + 2}
 
 
 class Prepared:

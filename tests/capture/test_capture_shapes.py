@@ -12,7 +12,7 @@ from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 
 from ladder.capture import capture
-from ladder.capture.records import LOOKS
+from ladder.capture.records import OPEN_CALLS_PER_LOOK
 from ladder.capture.values.shapes import Shapes
 
 SEQUENCE = ((2, 3), (3, 5), (4, 7), (5, 9), (9, 5), (6, 6), (2, 11))
@@ -406,7 +406,16 @@ def test_the_record_for_the_sizes_of_calls_is_tried_first():
 
     fast = capture(program)
     tried = []
-    for size in (6, 7, 8, *[6] * (LOOKS + 1), *[9] * (LOOKS + 1), *[6] * (LOOKS + 1), 0, 1):
+    for size in (
+        6,
+        7,
+        8,
+        *[6] * (OPEN_CALLS_PER_LOOK + 1),
+        *[9] * (OPEN_CALLS_PER_LOOK + 1),
+        *[6] * (OPEN_CALLS_PER_LOOK + 1),
+        0,
+        1,
+    ):
         x = torch.randn(size, 3)
         assert torch.equal(fast(x), program(x))
         tried.append(fast.records[0].is_open)

@@ -200,7 +200,9 @@ def test_bytes_at_any_address_are_changed_by_a_kernel(start: int, monkeypatch: p
     """bitsandbytes stores texts of odd lengths between codes, which torch changed, much more slowly."""
     entry, called = native.entry, []
     monkeypatch.setattr(native, "entry", lambda *facts: called.append(facts) or entry(*facts))
-    octets = torch.randint(0, 256, (repack.SMALL + 7,), dtype=torch.uint8)[start : start + repack.SMALL]
+    octets = torch.randint(0, 256, (repack.LEAST_KERNEL_BYTES + 7,), dtype=torch.uint8)[
+        start : start + repack.LEAST_KERNEL_BYTES
+    ]
     assert torch.equal(repack.changed(octets, 0x88), octets ^ 0x88)
     assert torch.equal(repack.changed(octets, 0, swaps=True), octets << 4 | octets >> 4)
     assert [kind for _, kind, _ in called] == ["changed_words", "changed_words"]

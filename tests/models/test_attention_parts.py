@@ -23,7 +23,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
 from ladder.lower.build import ATTENTION, resolve
 from ladder.partition import Subgraph, partition
-from ladder.partition.attention import OPEN, chosen, served
+from ladder.partition.attention import OPEN_REASON, chosen, served
 from ladder.rewrite import simplify
 from ladder.runtime.model.attention import attention_call, library_attention, node_of
 from ladder.simulate import simulate_launch
@@ -240,7 +240,7 @@ def test_open_sizes_take_a_kernel_or_torchs() -> None:
     shapes = (("b", 4, "t", SIZE), ("b", 2, "s + t", SIZE), ("b", 2, "s + t", SIZE))
     operands = [g.input(name, "float16", shape) for name, shape in zip("qkv", shapes, strict=True)]
     (part,) = partition(g.finish(g.add("attention", *operands)), device=DEVICE)
-    assert (part.kind, part.reason) == ("attention", OPEN)
+    assert (part.kind, part.reason) == ("attention", OPEN_REASON)
     form, schedules = served(part.graph, node_of(part.graph), DEVICE)
     assert 1 < len(schedules) <= 4
     used: list[int] = []

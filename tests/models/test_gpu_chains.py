@@ -101,7 +101,7 @@ def test_large_windows_by_a_thread_each(
     """Where there are many; few are shared by lanes. In both orders of channels."""
     graph = large_windows(shape, spec)
     assert all(candidate.lanes > 1 for candidate in mappings(graph))
-    monkeypatch.setattr("ladder.movement.mapping.MANY", 1)
+    monkeypatch.setattr("ladder.movement.mapping.BUSY_ROWS", 1)
     assert all(candidate.lanes == 1 for candidate in mappings(graph))
     check(graph, np.float32, Mapping())
 

@@ -11,7 +11,7 @@ from chain_targets import run_chain
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ladder.frontend import selection
-from ladder.frontend.selection import PAIRS, argmax, by_parts, chosen, first_largest, places, taken, topk
+from ladder.frontend.selection import MOST_PAIRS, argmax, by_parts, chosen, first_largest, places, taken, topk
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import evaluate
 from ladder.lower.chain import emit_chain
@@ -70,7 +70,7 @@ def test_what_stays_a_call_of_torch() -> None:
     elsewhere = torch.empty(3, 8, device="meta")
     assert topk(elsewhere, 2)[0].shape == (3, 2)
     assert topk(elsewhere, 2, 0)[1].shape == (2, 8)
-    for x, k in ((elsewhere, 9), (elsewhere, 0), (elsewhere.new_empty(1, 1 + int(PAIRS**0.5)), 1)):
+    for x, k in ((elsewhere, 9), (elsewhere, 0), (elsewhere.new_empty(1, 1 + int(MOST_PAIRS**0.5)), 1)):
         assert topk(x, k) is NotImplemented
     assert topk(elsewhere.new_empty(()), 1) is NotImplemented
     assert argmax(torch.randn(1, 8192)) is NotImplemented
@@ -114,7 +114,7 @@ def test_a_long_row_is_read_once(extent: int) -> None:
 def test_shapes_of_where_the_largest_is(
     dim: int | None, keepdim: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "FEW", 1 << 20)
+    monkeypatch.setattr(selection, "MOST_ROWS", 1 << 20)
     x = torch.empty(8192, 4096, device="meta")
     found, wanted = argmax(x, dim, keepdim), x.argmax(dim, keepdim)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)

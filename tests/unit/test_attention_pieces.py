@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ladder.ir.attention import LEAST, MOST, Attention, head_problem
+from ladder.ir.attention import HEAD_MULTIPLE, MOST_HEAD_ELEMENTS, Attention, head_problem
 from ladder.lower.cuda.attention_loads import LANES_OF_KEY, LANES_OF_VALUE
 from schedules import wave_attention
 from schedules.attention_rows import divide
 from schedules.wave_attention import SIDE
 from tile_types.errors import ScheduleError
 
-HEADS = range(LEAST, MOST + 1, LEAST)
+HEADS = range(HEAD_MULTIPLE, MOST_HEAD_ELEMENTS + 1, HEAD_MULTIPLE)
 
 
 @pytest.mark.parametrize(

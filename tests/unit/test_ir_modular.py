@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ladder.ir import modular
-from ladder.ir.modular import LEAST_P, LEAST_Q, SAFE_PRIMES, SMALL, draw_prime, is_prime
+from ladder.ir.modular import INT64_MODULI, LEAST_P, LEAST_Q, SAFE_PRIMES, draw_prime, is_prime
 
 
 def sieve(limit: int) -> np.ndarray:
@@ -39,9 +39,9 @@ def test_the_named_primes_are_safe(p):
 
 def test_the_family_has_as_many_members_as_stated():
     """Sieve p = 24 k + 23 and q = 12 k + 11 over the whole range."""
-    first, last = -(-(LEAST_P - 23) // 24), (SMALL - 24) // 24
+    first, last = -(-(LEAST_P - 23) // 24), (INT64_MODULI - 24) // 24
     good = np.ones(last + 1 - first, bool)
-    for prime in sieve(math.isqrt(SMALL) + 1).tolist():
+    for prime in sieve(math.isqrt(INT64_MODULI) + 1).tolist():
         if prime > 3:
             inverse = pow(24, -1, prime)
             good[(-23 * inverse - first) % prime :: prime] = False
@@ -55,7 +55,7 @@ def test_draws_are_members_and_spread_over_the_range():
     assert len(set(drawn)) > 195
     for p in drawn:
         q = (p - 1) // 2
-        assert LEAST_P <= p < SMALL
+        assert LEAST_P <= p < INT64_MODULI
         assert q >= LEAST_Q
         assert p % 8 == 7
         assert is_prime(p)

@@ -99,14 +99,14 @@ def check_distinct(heap: Heap, *, writes: bool, apart: frozenset[int]) -> None:
         if len(nodes) == 1 or not (changed or told) or apart.issuperset(id(node.obj) for node in nodes):
             continue
         stay = all(node.var in heap.guard.space for node in changed)
-        if told or not stay or len(changed) > FEW:
+        if told or not stay or len(changed) > MOST_SINGLY_COMPARED:
             _check_group(heap, kind, nodes)
         else:
             _check_others(heap, kind, nodes, changed)
 
 
-FEW = 4
-"""Objects that are each compared with all others of their type; of more, ids are compared as sets."""
+MOST_SINGLY_COMPARED = 4
+"""Most changed objects that are compared one by one with others of their type; of more, sets of ids are."""
 
 
 def _check_others(heap: Heap, kind: type, nodes: list[Node], changed: list[Node]) -> None:

@@ -1,4 +1,4 @@
-"""Functions that ask tensors for metadata, which guards hold them to: ``size``, ``stride``, ``dtype``."""
+"""Functions that read metadata of tensors (``size``, ``stride``, ``dtype``); guards check their results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_metadata(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs:
 def _of_types(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what is given, with the numbers of this run where only their types count, which are guarded."""
+    """Return arguments with plain numbers for symbolic ones where only types matter; types are guarded."""
     if name != "result_type":
         return args, kwargs
     numbers = [item.value if type(item) is Dynamic else item for item in (*args, *kwargs.values())]

@@ -19,10 +19,10 @@ from torch.fx.node import map_arg
 
 from ladder.capture.values.kinds import mapped, parts
 
-LEAST = 3
-"""Iterations that a loop has at least."""
-LONGEST = 128
-"""Operators of a body at most."""
+LEAST_ITERATIONS = 3
+"""Fewest repetitions of a body that count as a loop."""
+MOST_BODY_OPERATORS = 128
+"""Most operators in the body of a loop."""
 WHOLE = "whole"
 """In the ``meta`` of nodes that are in no loop."""
 
@@ -135,10 +135,10 @@ def _loops(nodes: list[torch.fx.Node]) -> Iterator[Loop]:
     signatures = [numbers[shape] for shape in shapes]
     position = {node: at for at, node in enumerate(nodes)}
     start = 0
-    while start + LEAST <= len(nodes):
+    while start + LEAST_ITERATIONS <= len(nodes):
         found = [_loop(start, period, nodes, signatures, position) for period in _periods(start, signatures)]
         best = max(found, key=lambda loop: loop.size, default=None)
-        if best is not None and best.count >= LEAST:
+        if best is not None and best.count >= LEAST_ITERATIONS:
             yield best
             start += best.size
         else:
@@ -146,10 +146,10 @@ def _loops(nodes: list[torch.fx.Node]) -> Iterator[Loop]:
 
 
 def _periods(start: int, signatures: list[int]) -> Iterator[int]:
-    """Yield the lengths of bodies that at least `LEAST` iterations from `start` on may have."""
+    """Yield the lengths of bodies that at least `LEAST_ITERATIONS` iterations from `start` on may have."""
     first = signatures[start]
-    for period in range(1, min(LONGEST, (len(signatures) - start) // LEAST) + 1):
-        ends = start + period * LEAST
+    for period in range(1, min(MOST_BODY_OPERATORS, (len(signatures) - start) // LEAST_ITERATIONS) + 1):
+        ends = start + period * LEAST_ITERATIONS
         if first == signatures[start + period] and (
             signatures[start : ends - period] == signatures[start + period : ends]
         ):
@@ -165,7 +165,7 @@ def _loop(
         == signatures[start : start + period]
     ):
         count += 1
-    while count >= LEAST:
+    while count >= LEAST_ITERATIONS:
         loop = Loop(start, period, count)
         wrong = _mismatch(loop, nodes, position)
         if wrong is None:

@@ -1,8 +1,8 @@
-"""What a graph writes that must be kept until it has run, so that a run that fails can be undone.
+"""Which memory must be copied before a graph runs, so that a run that raises an error can be undone.
 
-After a run that failed, the program runs from the beginning, and fails where it fails. Memory that the
-graph only overwrites, and reads no sooner, is then overwritten with the same values: it need not be put
-back, if the failed run wrote nothing that the program does not come to write.
+After such a run the program itself runs from the beginning, and raises the error at its own line. Memory
+that a graph overwrites without having read it needs no copy: the program writes the same values again, as
+long as it reaches every write that the failed run made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ladder.capture.values.kinds import is_a
 from ladder.capture.values.monitor import Monitor
 
 OVERWRITES = ("index_copy_", "copy_", "fill_", "zero_", "setitem")
-"""Operators that give elements of their first operand values that do not depend on what these were."""
+"""Operators that overwrite elements of their first operand without reading them."""
 
 
 class Effect(NamedTuple):
@@ -46,7 +46,7 @@ def effect_of(node: torch.fx.Node, given: Any, result: Any, monitor: Monitor) ->
 
 
 def _extent_and_index(node: torch.fx.Node, args: Sequence[Any], named: Any) -> Any:
-    """Return by what rows that are put fail, where all is given by position."""
+    """Return the extent and the index that decide whether ``index_copy_`` fails; else the node itself."""
     if len(args) != 4 or type(args[1]) is not int:
         return node
     return args[0].shape[args[1]] if args[0].dim() else 1, node.args[2]
@@ -65,7 +65,7 @@ def storages(value: Any) -> list[int]:
 def to_keep(
     graph: torch.fx.Graph, effects: Mapping[torch.fx.Node, Effect], written: Collection[int]
 ) -> set[int]:
-    """Return the storages that must be kept, of those from outside that are `written`."""
+    """Return the storages that must be copied, of those from outside the graph that are `written`."""
     kept, read = set[int](), set[int]()
     failing = set[Any]()
     behind: dict[torch.fx.Node, set[Any]] = {}
@@ -73,7 +73,7 @@ def to_keep(
     for node in graph.nodes:
         effect = effects.get(node, Effect())
         if node not in effects and node.op.startswith("call") and not node.meta.get("part"):
-            return set(written)  # nothing is known of it
+            return set(written)  # an operator of unknown effect
         before = {by for source in node.all_input_nodes for by in behind[source]}
         before |= {by for key in effect.reads | effect.writes for by in writers.get(key, ())}
         if effect.fails is not None:

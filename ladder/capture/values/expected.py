@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ladder.capture.values.kinds import by_identity, by_value, is_a
-from ladder.capture.values.shapes import LEAST, extent_path
+from ladder.capture.values.shapes import LEAST_OPEN, extent_path
 from ladder.capture.values.tensors import is_plain_tensor
 
 STATELESS = (torch.Tensor, torch.nn.Module, dict, list, tuple, set, frozenset, FunctionType, MethodType)
@@ -53,7 +53,7 @@ def open_extents(names: Sequence[str], values: Sequence[Any], lifted: Iterable[s
     }
     lengths = {value.shape[-1] for _, value in pairs if value.dim()}
     before = {longer - shorter for longer in lengths for shorter in lengths}
-    return frozenset(extent for extent in extents | before if extent >= LEAST)
+    return frozenset(extent for extent in extents | before if extent >= LEAST_OPEN)
 
 
 def shapes_of(values: Sequence[Any]) -> tuple[tuple[int, ...], ...]:

@@ -1,4 +1,4 @@
-"""Results of operators on fakes, by what decides their metadata: layers that repeat cost one run each."""
+"""A cache of operators' results on fake tensors, by all that decides them: repeated layers cost one run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEQUENCES = (tuple, list, torch.Size)
 
 
 class Unknown(Exception):
-    """An argument of which it is not known what an operator may ask of it."""
+    """Raised for an argument of which the cache cannot tell what an operator may read."""
 
 
 class Remembered:
@@ -111,7 +111,7 @@ ELEMENTS = (
     *("hardtanh", "hardswish", "dropout", "sigmoid", "tanh", "exp", "index_add", "index_copy"),
     *("scatter", "scatter_add", "index_put", "normal", "uniform", "bernoulli", "neg", "pow", "sqrt", "rsqrt"),
 )
-"""Names, but for the last letter, of operators in place that change nothing but elements."""
+"""Names, without the final underscore, of operators in place that change elements and nothing else."""
 
 INPLACE = (
     *("__setitem__", "setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),

@@ -20,16 +20,16 @@ from ladder.capture.values.kinds import is_a
 from ladder.capture.values.remembered import Remembered
 from ladder.runtime.dispatch import dispatch_kept
 
-LEAST = 2
-"""Smaller extents mean something of their own (empty, broadcast), so they are not left open."""
+LEAST_OPEN = 2
+"""Least extent that is left open: 0 (empty) and 1 (broadcast) have meanings of their own."""
 
 
-MOST = 1 << 24
-"""What open extents are below: kernels compute with 32 bits."""
+OPEN_LIMIT = 1 << 24
+"""Open extents are smaller than this: kernels compute indices with 32 bits."""
 
 
-LONGEST = 24
-"""Operations in the expression of an open extent: to reason about longer ones takes torch seconds each."""
+LONGEST_OPEN = 24
+"""Most operations in the expression of an open extent: torch takes seconds to reason about a longer one."""
 
 
 class DynamicSize(tuple[Any, ...]):
@@ -129,7 +129,7 @@ def _has_channels_last(shape: torch.Size, steps: tuple[int, ...]) -> bool:
 
 def liftable(value: Any, numbers: bool) -> bool:
     """Say whether a number may be left open: any where graphs take ``numbers``, else what can be a symbol."""
-    return type(value) in (int, float) if numbers else type(value) is int and value >= LEAST
+    return type(value) in (int, float) if numbers else type(value) is int and value >= LEAST_OPEN
 
 
 @cache
@@ -246,7 +246,7 @@ class Shapes:
     def in_long_expressions(self, fakes: Any) -> list[Any]:
         """Return the open extents that the extents of `fakes` are too long expressions of."""
         extents = _open_extents(_tensors(fakes))
-        long = [extent.node.expr for extent in extents if self._operations(extent.node.expr) > LONGEST]
+        long = [extent.node.expr for extent in extents if self._operations(extent.node.expr) > LONGEST_OPEN]
         symbols = {symbol for expression in long for symbol in expression.free_symbols}
         if not symbols:
             return []
@@ -329,7 +329,7 @@ class Shapes:
         """Return what the guard must check: all that was decided about symbols."""
         if not self:
             return []
-        within = [f"{LEAST} <= {name} < {MOST}" for name in self.values]
+        within = [f"{LEAST_OPEN} <= {name} < {OPEN_LIMIT}" for name in self.values]
         return [*within, *dict.fromkeys(self.text(guard.expr) for guard in self.env.guards)]
 
 

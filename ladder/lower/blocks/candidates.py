@@ -309,9 +309,9 @@ class Grid:
     column_warps: tuple[int, ...] = (1, 2, 4)
 
 
-ALL = Grid()
-FEW = Grid((1, 2, 4), (1, 4, 16), (3,), (1, 2, 8), (1,))
-"""Enough to tell good tiles from bad ones."""
+FULL_GRID = Grid()
+COARSE_GRID = Grid((1, 2, 4), (1, 4, 16), (3,), (1, 2, 8), (1,))
+"""A coarse grid that ranks choices of tiles; only the best are then searched on `FULL_GRID`."""
 
 MOST_SUMS, REGISTERS = 192, 48 * 1024
 """Accumulator registers that a thread, and a block, may have beside all others."""
@@ -325,7 +325,7 @@ class Ranked:
     schedule: BlockSchedule
 
 
-def legal_schedules(block: Graph, device: TileDevice, grid: Grid = ALL) -> Iterator[BlockGeometry]:
+def legal_schedules(block: Graph, device: TileDevice, grid: Grid = FULL_GRID) -> Iterator[BlockGeometry]:
     """Yield every schedule of a grid of choices that fits, as the geometry of a GPU's kernel."""
     program = BlockProgram.of(block)
     looped = any(stage == LOOP for stage in program.stages.values())
@@ -368,7 +368,7 @@ def _legal(program: BlockProgram, device: TileDevice, schedule: BlockSchedule) -
 
 
 def ranked(
-    block: Graph, device: TileDevice, grid: Grid = ALL, constants: Collection[str] = ()
+    block: Graph, device: TileDevice, grid: Grid = FULL_GRID, constants: Collection[str] = ()
 ) -> list[Ranked]:
     """Return all legal schedules of a grid of choices, fastest first by the model.
 

@@ -35,7 +35,7 @@ from ladder.partition.rows import REDUCTIONS
 LANES, NARROW = 16, 4
 """Elements of a vector, and of the shorter vectors at the end of a row."""
 
-LONGEST = 1 << 13
+MOST_STACK_ELEMENTS = 1 << 13
 """Elements of a row that are kept on the stack between its reductions and its results; others on the heap."""
 
 
@@ -246,7 +246,7 @@ class CpuNest(Nest):
 
 def is_short(length: Expr) -> bool:
     """Tell whether a row is kept on the stack."""
-    return isinstance(length, int) and length <= LONGEST
+    return isinstance(length, int) and length <= MOST_STACK_ELEMENTS
 
 
 def from_bits(bits: Expr, kind: str) -> Expr:

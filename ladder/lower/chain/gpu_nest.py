@@ -34,7 +34,7 @@ from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors
-from ladder.movement.mapping import MANY, WINDOW, Mapping, reduced_extents, row_width
+from ladder.movement.mapping import BUSY_ROWS, WINDOW, Mapping, reduced_extents, row_width
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
 
@@ -50,7 +50,7 @@ def window_width(graph: Graph, value: str) -> int:
         return 1
     width = ACCESS_BYTES // BYTES.get(stored_type(graph.tile(value).ttype.name), ACCESS_BYTES)
     count = product(shape)
-    while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < MANY)):
+    while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < BUSY_ROWS)):
         width //= 2
     return width
 
@@ -100,8 +100,8 @@ def _is_stored_half(graph: Graph, value: str) -> bool:
     return get_operator(node.operator).role == "input" and node.tile.ttype.name == "float16"
 
 
-LINE, SMALL = 128, 16 << 10
-"""Bytes of a cache line, and of an input that is prefetched at most."""
+LINE, MOST_PREFETCHED_BYTES = 128, 16 << 10
+"""Bytes of a cache line, and of the largest input that is prefetched."""
 
 MULTIPLY = scalars.unsigned(operator.mul)
 """A product that compilers may add to something in one step."""
@@ -174,7 +174,7 @@ class GpuNest(Nest):
         for node in self.graph.inputs:
             size = BYTES.get(stored_type(node.tile.ttype.name), 0)
             count = product(node.tile.shape)
-            if not size or not isinstance(count, int) or not 0 < count * size <= SMALL:
+            if not size or not isinstance(count, int) or not 0 < count * size <= MOST_PREFETCHED_BYTES:
                 continue
             found[node.name] = (-(-count * size // LINE), partial(self.line, node.name, LINE // size))
         return found

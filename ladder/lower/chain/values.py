@@ -29,8 +29,8 @@ from ladder.partition.rows import REDUCTIONS, reshape_groups
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
 
-LONGEST = 64
-"""Parts of an expression beyond which it is computed into a register: expressions share nothing."""
+MOST_INLINED_PARTS = 64
+"""Nodes of an expression tree beyond which it is computed into a register; trees share no subexpressions."""
 
 
 @dataclass
@@ -235,8 +235,8 @@ class Values(Indices):
 
 
 def is_long(expression: Expr) -> bool:
-    """Tell whether an expression has more than `LONGEST` parts, counting what stands in it twice twice."""
-    left = LONGEST
+    """Tell whether an expression, written out as a tree, has more than `MOST_INLINED_PARTS` nodes."""
+    left = MOST_INLINED_PARTS
 
     def count(part: Any) -> Any:
         nonlocal left

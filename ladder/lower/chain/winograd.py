@@ -36,7 +36,7 @@ CACHED = 1 << 15
 MOST_TILES = 48
 """Tiles of a block at most."""
 
-FEWEST = 1
+FEWEST_PLAIN_TILES = 1
 """Tiles of a block that are multiplied as they are: the 16 matrices would be read for too little."""
 
 
@@ -107,12 +107,12 @@ class WinogradNest(RowNest):
         turned = v.scratch(PLACES * self.tiles * self.channels, "float32")
         sums = v.scratch(PLACES * self.tiles * self.width, "float32")
         results = v.scratch(self.tiles * STEP * STEP * self.width, "float32")
-        with b.when(count > FEWEST), b.loop(count) as tile:
+        with b.when(count > FEWEST_PLAIN_TILES), b.loop(count) as tile:
             self.turn(tiles, turned, first + tile, tile)
         with self.loop(self.panels) as panel:
             finite = v.scratch(self.lanes, "float32")
             b.store(finite, v.constant(0, "float32", self.lanes), v.lanes(0, self.lanes))
-            with b.when(count > FEWEST):
+            with b.when(count > FEWEST_PLAIN_TILES):
                 groups = tirx.floordiv(count + self.size - 1, self.size)
                 with b.loop(PLACES) as place, b.loop(groups) as group:
                     begin = b.bind(place * self.tiles + group * self.size)
@@ -120,7 +120,7 @@ class WinogradNest(RowNest):
                     self.put_into(sums, self.products(self.size, begin, panel, steps), self.size, begin)
                 with b.loop(count) as tile, b.loop(self.vectors) as vector:
                     self.turn_back(sums, results, finite, tile, vector)
-            with b.when(tirx.Or(count <= FEWEST, self.is_broken(finite))), b.loop(count) as tile:
+            with b.when(tirx.Or(count <= FEWEST_PLAIN_TILES, self.is_broken(finite))), b.loop(count) as tile:
                 self.plain_tile(tiles, results, first + tile, tile, panel)
             self.each(tiles, first, count, lambda at, row: self.row_of(results, at, row, panel))
 

@@ -167,7 +167,7 @@ def power(x: Expr) -> Expr:
     return d.intrinsic("float32", "llvm.amdgcn.exp2", x)
 
 
-MOST = 8
+MOST_STORED = 8
 """Elements that a lane stores at once."""
 
 
@@ -208,7 +208,7 @@ class Join:
             scale = self._inverse(totals[part])
             with b.when(row < self.place.row_count):
                 for first, run in self._runs(part):
-                    step = min(MOST, len(run))
+                    step = min(MOST_STORED, len(run))
                     for at in range(0, len(run), step):
                         values = [value * scale for value in run[at : at + step]]
                         with self._within(first + at):

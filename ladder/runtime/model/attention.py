@@ -13,7 +13,7 @@ import torch
 from ladder.ir.attention import AXES, Attention, as_attention, open_extents
 from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import MOST
+from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import chosen, is_open, on_cpu, served
 from ladder.runtime.build import Job, function_job
@@ -45,7 +45,7 @@ def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ShapeError(f"attention needs contiguous rows of {name}, got strides {tensor.stride()}")
         span = elements_spanned(tensor)
-        if span > MOST:
+        if span > MOST_COUNTED:
             raise ShapeError(f"attention's {name} spans {span} elements; offsets have 32 bits")
         for axis, extent, stride in zip(AXES[name], tensor.shape, tensor.stride(), strict=False):
             numbers[f"{name}_{axis}"] = 0 if extent == 1 else stride
@@ -182,7 +182,7 @@ def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     width = ALIGNMENT // tensor.element_size()
     aligned = tensor.data_ptr() % ALIGNMENT == 0 and all(stride % width == 0 for stride in rows)
     dense_rows = tensor.shape[-1] == 1 or tensor.stride(-1) == 1
-    if dense_rows and (aligned or name not in ALIGNED) and elements_spanned(tensor) <= MOST:
+    if dense_rows and (aligned or name not in ALIGNED) and elements_spanned(tensor) <= MOST_COUNTED:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 

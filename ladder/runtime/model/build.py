@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ladder import faults
-from ladder.ir.extents import MOST, product
+from ladder.ir.extents import MOST_COUNTED, product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.partition import Subgraph
@@ -183,8 +183,8 @@ def build_kernels(
     wanted: dict[int, list[Job]] = {}
     chains = shared_chains(parts)
     for number, part in enumerate(parts):
-        if part.kind in COUNTING and (count := most_elements(part)) > MOST:
-            reasons[number] = f"torch's: kernels count {MOST} elements, a tensor has {count}"
+        if part.kind in COUNTING and (count := most_elements(part)) > MOST_COUNTED:
+            reasons[number] = f"torch's: kernels count {MOST_COUNTED} elements, a tensor has {count}"
         elif part.kind in JOBS and not is_empty(part):
             try:
                 own = replace(part, graph=chains[number][0]) if number in chains else part

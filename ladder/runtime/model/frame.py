@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ladder.ir.extents import MOST
+from ladder.ir.extents import MOST_COUNTED
 from ladder.partition.subgraphs import COUNTING
 from ladder.runtime.model.bound_plan import BoundPlan
 from ladder.runtime.model.graphs import Replay
@@ -112,7 +112,7 @@ class Frame:
     def _opened(self, sizes: Sizes) -> State:
         """Return the state of sizes that are new."""
         elements = [*map(prod, self.counted(sizes))]
-        is_beyond = max(map(prod, self.limited(sizes)), default=0) > MOST
+        is_beyond = max(map(prod, self.limited(sizes)), default=0) > MOST_COUNTED
         grown = self.memory.open.grown
         buffers = self.memory.open.buffers(sizes)
         if self.memory.open.grown != grown:

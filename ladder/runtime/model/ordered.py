@@ -26,7 +26,7 @@ CONVOLVE: Any = getattr(torch.ops.mkldnn, "_convolution_pointwise", None)
 MULTIPLY: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """oneDNN's convolution and product with weights in order; None in a torch without it."""
 
-LEAST, MOST = 1 << 16, 4_000_000
+LEAST_ORDERED, MOST_ORDERED = 1 << 16, 4_000_000
 """Elements of a matrix from which on order pays for what a call of oneDNN costs more than one of BLAS, and
 up to which a second copy of it is kept."""
 
@@ -118,7 +118,7 @@ def pays(weight: Tile) -> bool:
     """Tell whether a matrix is worth being put in order."""
     count = product(weight.shape)
     known = weight.ttype.name == "float32" and isinstance(count, int)
-    return known and LEAST <= int(count) <= MOST and is_enabled()
+    return known and LEAST_ORDERED <= int(count) <= MOST_ORDERED and is_enabled()
 
 
 def ordered_matrix(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

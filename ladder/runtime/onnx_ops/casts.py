@@ -11,7 +11,7 @@ import onnx
 import torch
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
-from ladder.runtime.onnx_ops.values import DTYPES, SMALL, array_of, code_of, value_of, wide
+from ladder.runtime.onnx_ops.values import DTYPES, SUB_BYTE, array_of, code_of, value_of, wide
 from tile_types.errors import DTypeError
 
 FRACTIONS = 1 << 23
@@ -32,9 +32,9 @@ def cast(x: Any, code: int, saturate: bool = True, round_mode: str = "up") -> An
         return _as_text(array_of(x))
     if isinstance(x, np.ndarray):
         return cast(_readable(x, code), code, saturate, round_mode)
-    if code in SMALL:
+    if code in SUB_BYTE:
         return array_of(x if x.element_size() > 1 or not x.is_floating_point() else x.float()).astype(
-            SMALL[code]
+            SUB_BYTE[code]
         )
     dtype = DTYPES.get(code)
     if dtype is None:
@@ -62,7 +62,7 @@ def _readable(x: np.ndarray, code: int) -> Any:
         return value_of(x.astype(np.float32 if x.dtype == ml_dtypes.float4_e2m1fn else np.int32))
     texts = [item.decode() if isinstance(item, bytes) else str(item) for item in x.reshape(-1)]
     dtype = DTYPES.get(code, torch.float32)
-    real = dtype.is_floating_point or code in SMALL
+    real = dtype.is_floating_point or code in SUB_BYTE
     found = np.array([float(text) if real else int(float(text)) for text in texts])
     return value_of(found.reshape(x.shape).astype(np.float64 if real else np.int64))
 
@@ -123,9 +123,9 @@ def _cast_like(op: Operation, x: Any, like: Any) -> Any:
 def _bit_cast(op: Operation, x: Any) -> Any:
     code = int(op.get("to"))
     if isinstance(x, np.ndarray):
-        return x.view(SMALL[code])
-    if code in SMALL:
-        return array_of(x).view(SMALL[code])
+        return x.view(SUB_BYTE[code])
+    if code in SUB_BYTE:
+        return array_of(x).view(SUB_BYTE[code])
     return x.contiguous().view(DTYPES[code])
 
 
@@ -153,8 +153,8 @@ def numbers(x: Any) -> Any:
 
 
 def _range(code: int) -> tuple[int, int]:
-    if code in SMALL:
-        info = ml_dtypes.iinfo(SMALL[code])
+    if code in SUB_BYTE:
+        info = ml_dtypes.iinfo(SUB_BYTE[code])
         return int(info.min), int(info.max)
     found = torch.iinfo(DTYPES[code])
     return found.min, found.max
@@ -174,7 +174,9 @@ def saturated(value: Any, code: int, zero: Any = None) -> Any:
 def is_integer(code: int) -> bool:
     """Tell whether an element type is of whole numbers."""
     return (
-        SMALL[code].name.endswith(("int4", "int2")) if code in SMALL else not DTYPES[code].is_floating_point
+        SUB_BYTE[code].name.endswith(("int4", "int2"))
+        if code in SUB_BYTE
+        else not DTYPES[code].is_floating_point
     )
 
 

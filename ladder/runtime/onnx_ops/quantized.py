@@ -14,7 +14,7 @@ from ladder.runtime.onnx_ops.casts import is_integer, numbers, saturated
 from ladder.runtime.onnx_ops.integers import along, less_zero, whole_convolution, whole_product
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.reductions import REDUCTIONS
-from ladder.runtime.onnx_ops.values import SMALL, code_of
+from ladder.runtime.onnx_ops.values import SUB_BYTE, code_of
 from ladder.runtime.onnx_ops.windows import WINDOWS
 from tile_types.errors import DTypeError
 
@@ -47,7 +47,7 @@ def _codes(value: Any, scale: Any, zero: Any, code: int) -> Any:
 def _qlinear_matmul(
     op: Operation, a: Any, a_s: Any, a_z: Any, b: Any, b_s: Any, b_z: Any, y_s: Any, y_z: Any
 ) -> Any:
-    if code_of(y_z) in SMALL or not is_integer(code_of(y_z)):
+    if code_of(y_z) in SUB_BYTE or not is_integer(code_of(y_z)):
         raise DTypeError(f"QLinearMatMul to {y_z.dtype} is not supported")
     total = whole_product(a, b, a_z, b_z)
     scale = along(a_s.float(), -2, total.ndim) * along(b_s.float(), -1, total.ndim)

@@ -21,19 +21,19 @@ _ARRAYS = {
     for code in onnx.TensorProto.DataType.values()
     if code not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 }
-_SMALL = ("uint4", "int4", "uint2", "int2", "float4_e2m1fn")
+_SUB_BYTE = ("uint4", "int4", "uint2", "int2", "float4_e2m1fn")
 
 DTYPES: dict[int, torch.dtype] = {
     code: getattr(torch, dtype.name)
     for code, dtype in _ARRAYS.items()
-    if dtype.name not in _SMALL and hasattr(torch, dtype.name)
+    if dtype.name not in _SUB_BYTE and hasattr(torch, dtype.name)
 }
 """ONNX element type -> torch's."""
 
-SMALL: dict[int, np.dtype] = {code: dtype for code, dtype in _ARRAYS.items() if dtype.name in _SMALL}
-"""ONNX element type -> numpy's, where torch has no arithmetic."""
+SUB_BYTE: dict[int, np.dtype] = {code: dtype for code, dtype in _ARRAYS.items() if dtype.name in _SUB_BYTE}
+"""ONNX's types of less than a byte -> numpy's; torch does not compute with them."""
 
-NAMES: dict[Any, int] = {dtype: code for codes in (DTYPES, SMALL) for code, dtype in codes.items()}
+NAMES: dict[Any, int] = {dtype: code for codes in (DTYPES, SUB_BYTE) for code, dtype in codes.items()}
 """Element type of a value -> ONNX's."""
 
 WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}

@@ -53,8 +53,8 @@ UNLIMITED = 1 << 62
 TILE = 8
 """Extents of tiles in the stability test: enough elements that errors are no accidents."""
 
-SMALL = 2
-"""Extent of every factor in the test of each candidate."""
+TEST_EXTENT = 2
+"""Extent that every factor of a size has when a candidate is tested with numbers."""
 
 
 SEARCHING = 0.7
@@ -258,7 +258,7 @@ class Explorer:
         self.steps = limits.operators + (COMBINING if mapping.split else 0)
         self.shifted = any(node.operator == "reduce_max" for node in program.symbolic.nodes)
         self.reach: dict[Value, int] | None = None
-        self.small = small_factors(mapping, program, SMALL)
+        self.small = small_factors(mapping, program, TEST_EXTENT)
         self.reference = small_program(mapping, program, self.small)
         self.subtracted = subtracted_degree(self.reference)
         self.outcome = Outcome(Counts(), [], True)
