@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ladder.frontend.importer import Importer, Row, wide_of
+from ladder.frontend.transposed_convolution import Axis, transposed_convolution
+from ladder.frontend.windows import spread_over, window_indexing
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import floordiv, product, total
-from tile_types.tile import Extent
+from ladder.ir.extents import floordiv, product
 
 
 def _product(im: Importer, out: str, a: str, b: str) -> Any:
@@ -190,10 +191,10 @@ def _convolution(
     dilation: Sequence[int], transposed: bool, output_padding: Any, groups: int,
 ) -> Any:  # fmt: skip
     """Sum of products under an affine indexing: implicit GEMM, grouped and depthwise alike."""
-    del output_padding
-    if transposed:
-        return None
     (n, c, *spatial), (f, per_group, *kernel) = im.shape(x), im.shape(weight)
+    if transposed:
+        settings = [spread_over(v, kernel) for v in (stride, padding, dilation, output_padding)]
+        return _transposed_convolution(im, out, x, weight, bias, settings, groups)
     places, sizes = window_indexing(
         spatial, kernel, *(spread_over(v, kernel) for v in (stride, padding, dilation))
     )
@@ -211,25 +212,17 @@ def _convolution(
     return im.arithmetic("add", [value, im.along(bias, 1, 2 + len(kernel))], out)
 
 
-def spread_over(values: Sequence[int], kernel: Sequence[Any]) -> list[int]:
-    """Return one value per axis of the window; a single one serves all."""
-    return list(values) * len(kernel) if len(values) == 1 else list(values)
-
-
-def window_indexing(
-    spatial: Sequence[Extent], kernel: Sequence[Any], stride: Sequence[int], padding: Sequence[int],
-    dilation: Sequence[int],
-) -> tuple[str, tuple[tuple[str, Extent], ...]]:  # fmt: skip
-    """Return the affine indices ``2*h0+r0-1 ...`` of windows and the extents of h and r."""
-    places, sizes = [], []
-    for at, (extent, taps) in enumerate(zip(spatial, kernel, strict=True)):
-        step, space, gap = stride[at], padding[at], dilation[at]
-        reach = gap * (taps - 1) + 1
-        count = total([floordiv(total([extent, 2 * space, -reach]), step), 1])
-        sizes += [(f"h{at}", count), (f"r{at}", taps)]
-        shift = f"-{space}" if space else ""
-        places.append(f"{step}*h{at}+{gap}*r{at}{shift}")
-    return " ".join(places), tuple(sizes)
+def _transposed_convolution(
+    im: Importer, out: str, x: str, weight: str, bias: Any, settings: Sequence[Sequence[int]], groups: int
+) -> Any:
+    """With groups, or gaps in its kernel, it stays a call."""
+    stride, padding, dilation, extra = settings
+    spatial, kernel = im.shape(x)[2:], im.shape(weight)[2:]
+    if groups > 1 or any(gap > 1 for gap in dilation) or not all(isinstance(taps, int) for taps in kernel):
+        return None
+    rows = zip(spatial, stride, kernel, padding, padding, extra, strict=True)
+    axes = [Axis(extent, *map(int, rest)) for extent, *rest in rows]
+    return transposed_convolution(im, out, x, weight, bias, axes)
 
 
 def _windows(im: Importer, x: str, kernel: Any, stride: Any, padding: Any, dilation: Any) -> str | None:

@@ -18,6 +18,7 @@ from ladder.ir.build import GraphBuilder, draws, node_attributes, prune
 from ladder.ir.convolution import Convolution, as_convolution
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
+from ladder.ir.indexing import parse_indexing
 from tile_types.errors import ShapeError
 
 WIDE = "float32"
@@ -413,9 +414,18 @@ def _pure(graph: Graph, parameters: set[str]) -> set[str]:
     found: set[str] = set()
     for node in graph.nodes:
         given = node.operator == "input" and node.name in parameters and not node.tile.ttype.is_block
-        if given or (node.operator in PURE and all(value in found for value in node.inputs)):
+        moves = node.operator in PURE or _mirrors(node)
+        if given or (moves and all(value in found for value in node.inputs)):
             found.add(node.name)
     return found
+
+
+def _mirrors(node: Node) -> bool:
+    """Tell whether a node turns axes around: other maps gather windows, which are of images."""
+    if node.operator != "map":
+        return False
+    (axes,) = parse_indexing(node_attributes(node)["spec"]).operands
+    return any(step < 0 for axis in axes for _, step in axis.terms)
 
 
 def _with_inputs(graph: Graph, roots: Sequence[str]) -> Folded:

@@ -12,7 +12,7 @@ from ladder.ir.convolution import Convolution, convolution_of
 from ladder.ir.extents import Shape, product
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.rewrite.rules import Match, Rule, Rules, pattern
-from ladder.rewrite.transpose_rules import DEPTHWISE, channels_first, is_turned
+from ladder.rewrite.transpose_rules import DEPTHWISE, axis_runs, channels_first, is_turned
 from schedules.row_panels import Registers, are_few, registers_of
 from targets import TileDevice
 from tile_types.errors import ShapeError
@@ -209,12 +209,49 @@ def _joined_channels(match: Match, shape: Shape) -> str | None:
     return match.builder.add("transpose", value, permutation=channels_first(len(shape)))
 
 
+def _join_pixels(match: Match) -> str | None:
+    """``reshape(transpose(x))`` whose channels are what x has last, or a part of it -> turned reshape of x.
+
+    Elements of a place may go between those of its neighbours along the other axes, as in `pixel_shuffle`.
+    """
+    permutation, inner = match.attributes("moved")["permutation"], match.tile("x").shape
+    shape = match.root.tile.shape
+    runs = axis_runs([inner[axis] for axis in permutation], shape)
+    if (
+        runs is None
+        or len(shape) < 3
+        or permutation[0] != 0
+        or runs[0] != [0]
+        or 1 in (*shape[1:], *inner[1:])
+    ):
+        return None
+    moved = [[permutation[at] for at in run] for run in runs]
+    if len(inner) - 1 not in moved[1] and min(moved[1]) < _split_from(match):
+        return None
+    order = [axis for run in (moved[0], *moved[2:], moved[1]) for axis in run]
+    value = match["x"]
+    if order != sorted(order):
+        value = match.builder.add("transpose", value, permutation=tuple(order))
+    value = match.builder.add("reshape", value, shape=(shape[0], *shape[2:], shape[1]))
+    return match.builder.add("transpose", value, permutation=channels_first(len(shape)))
+
+
+def _split_from(match: Match) -> int:
+    """Return where axes of x begin that one last axis was split into; the end if there are none."""
+    node, inner = match.builder.node(match["x"]), match.tile("x").shape
+    if node.operator != "reshape":
+        return len(inner)
+    lead = match.builder.tile(node.inputs[0]).shape[:-1]
+    return len(lead) if len(lead) > 1 and inner[: len(lead)] == lead else len(inner)
+
+
 STILL: Rules = (Rule("axes of one element", pattern("transpose", "x"), _move_nothing),)
 """Transposes that change nothing but shapes. To be applied when the others have found their places."""
 
 CHANNEL_GROUPS: Rules = (
     Rule("split channels", pattern("reshape", pattern("transpose", "x", name="turned")), _split_channels),
     Rule("join channels", pattern("reshape", pattern("transpose", "x", name="moved")), _join_channels),
+    Rule("join pixels", pattern("reshape", pattern("transpose", "x", name="moved")), _join_pixels),
 )
 """Channel shuffles and groups, where channels are last."""
 

@@ -119,7 +119,7 @@ def _sink_repeats(match: Match) -> str | None:
     """``repeat(turned x)``, of elements or the whole along any axes -> turned ``repeat(x)``."""
     inner, shape = _inner(match, match["x"]), match.tile("x").shape
     apart, wide = match.tile("apart").shape, match.tile("wide").shape
-    runs = _runs(wide, match.root.tile.shape)
+    runs = axis_runs(wide, match.root.tile.shape)
     if inner is None or runs is None or len(apart) != len(wide):
         return None
     if tuple(product([apart[at] for at in run]) for run in runs) != shape:
@@ -155,7 +155,7 @@ def _spec(axes: Sequence[Affine], result: Sequence[str]) -> str:
     return str(Indexing((tuple(axes),), tuple(result)))
 
 
-def _runs(shape: Sequence[Extent], merged: Sequence[Extent]) -> list[list[int]] | None:
+def axis_runs(shape: Sequence[Extent], merged: Sequence[Extent]) -> list[list[int]] | None:
     """Return which axes of a shape each axis of another joins; None if it joins none but runs."""
     found, at = [], 0
     for extent in merged:
@@ -177,7 +177,7 @@ def _order_windows(match: Match) -> str | None:
     node = match.builder.node(node.inputs[0]) if node.operator == "reshape" else node
     if node.operator != "map":
         return None
-    runs = _runs(node.tile.shape, shape)
+    runs = axis_runs(node.tile.shape, shape)
     if runs is None:
         return None
     given: dict[str, Any] = dict(node.attributes)

@@ -1,0 +1,30 @@
+"""The indices of windows over images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ladder.ir.extents import floordiv, total
+from tile_types.tile import Extent
+
+
+def spread_over(values: Sequence[int], kernel: Sequence[Any]) -> list[int]:
+    """Return one value per axis of the window; a single one serves all."""
+    return list(values) * len(kernel) if len(values) == 1 else list(values)
+
+
+def window_indexing(
+    spatial: Sequence[Extent], kernel: Sequence[Any], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[str, tuple[tuple[str, Extent], ...]]:  # fmt: skip
+    """Return the affine indices ``2*h0+r0-1 ...`` of windows and the extents of h and r."""
+    places, sizes = [], []
+    for at, (extent, taps) in enumerate(zip(spatial, kernel, strict=True)):
+        step, space, gap = stride[at], padding[at], dilation[at]
+        reach = gap * (taps - 1) + 1
+        count = total([floordiv(total([extent, 2 * space, -reach]), step), 1])
+        sizes += [(f"h{at}", count), (f"r{at}", taps)]
+        shift = f"-{space}" if space else ""
+        places.append(f"{step}*h{at}+{gap}*r{at}{shift}")
+    return " ".join(places), tuple(sizes)
