@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ladder.cli.model_report import PYTHON, imported
+from ladder.api.problem import operands_of
+from ladder.cli.problem import type_named
 from ladder.cli.tables import activations
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode import Decoder, make_decoder
@@ -15,8 +16,9 @@ from schedules.codes import table_bytes
 from schedules.cost_amd import VECTOR_LANES
 from schedules.layouts import LANES
 from targets import TileDevice, get_device
-from tile_types import TType, get_type, register_type, representable
-from tile_types.errors import DeviceError, ParseError
+from tile_types import TType, representable
+from tile_types.errors import DeviceError
+from tile_types.multiples import held_multiple
 
 COLUMNS = (
     "activation", "kernels", "order of bits", "recipe", "instructions a weight", "clocks a tile", "table",
@@ -43,20 +45,12 @@ def decoder_rows(name: str, target: str) -> list[dict[str, Any]]:
     device = get_device(target)
     if not device.is_gpu:
         raise DeviceError(f"{device.name} decodes by tables of pairs in its cache: name a GPU as --target")
-    ttype = _type_named(name).element_type
+    ttype = type_named(name).element_type
     return [row for core in activations(device) if core in LANES for row in _rows(ttype, core, device)]
 
 
-def _type_named(name: str) -> TType:
-    if not name.startswith(PYTHON):
-        return get_type(name)
-    found = imported(name)
-    if not isinstance(found, TType):
-        raise ParseError(f"{name!r} is a {type(found).__name__}, not a TType")
-    return register_type(found)
-
-
 def _rows(ttype: TType, core: str, device: TileDevice) -> Iterator[dict[str, Any]]:
+    ttype = held_multiple(ttype, operands_of(core))
     if not representable(ttype, core) or ttype.elem_bits > LANES[core]:
         return
     gemm = Gemm(64, 64, ttype.name, core)

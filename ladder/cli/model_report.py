@@ -266,7 +266,10 @@ def imported(target: str) -> Any:
 
 def called(target: str) -> Any:
     """Import and call the function that a target names."""
-    made = imported(target)()
+    function = imported(target)
+    if not callable(function):
+        raise ParseError(f"{target!r} is a {type(function).__name__}, not a function")
+    made = function()
     model = made[0] if isinstance(made, tuple) and made else made
     if not callable(model):
         raise ParseError(

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-Weight = Annotated[str, typer.Option(help="Weight type; see `ladder types`.")]
+Weight = Annotated[
+    str, typer.Option(help="Weight type, see `ladder types`, or python:module:name of a TType of yours.")
+]
 Activation = Annotated[
     str | None, typer.Option(help="Activation type. [default: bfloat16, float16 where the target lacks it]")
 ]

@@ -9,23 +9,37 @@ import torch
 
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
+from ladder.cli.model_report import PYTHON, imported
 from ladder.ir.gemm import Gemm
 from ladder.runtime import hip
 from ladder.runtime.compile import Request
 from targets import TileDevice, get_device, host_cpu, rocm_architectures, visible_gpus
-from tile_types import TType, get_type
-from tile_types.errors import ConversionError, LadderError
+from tile_types import TType, get_type, register_type
+from tile_types.errors import ConversionError, LadderError, ParseError
 
 DEFAULT_GROUP = 128
 SIXTEEN_BIT = ("bfloat16", "float16")
 """Activation types to choose from where the user names none, best first."""
 
 
+def type_named(name: str) -> TType:
+    """Return a type of the library, or the one that ``python:module:name`` names, which is registered.
+
+    Raises ParseError if nothing of that name can be imported, or it is no `TType`; UnknownNameError.
+    """
+    if not name.startswith(PYTHON):
+        return get_type(name)
+    found = imported(name)
+    if not isinstance(found, TType):
+        raise ParseError(f"{name!r} is a {type(found).__name__}, not a TType")
+    return register_type(found)
+
+
 @dataclass(frozen=True)
 class Problem:
     """``C[M,N] = epilogue(A[M,K] · decode(B[N,K])ᵀ + bias[N])`` on one target.
 
-    weight: Name of the weight's type.
+    weight: Name of the weight's type, or ``python:module:name`` of a `TType`, whose own name it becomes.
     activation: Name of A's type; None chooses a 16-bit type that the target multiplies.
     group_size: Elements along K per scale, -1 for one scale per row; None takes a block type's own size, no
         groups for types above 8 bits, else 128.
@@ -53,6 +67,10 @@ class Problem:
     seed: int = 0
     experts: int = 0
     masked: bool = False
+
+    def __post_init__(self) -> None:
+        if self.weight.startswith(PYTHON):
+            object.__setattr__(self, "weight", type_named(self.weight).name)
 
     @property
     def device(self) -> TileDevice:

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 MOST_NESTING = 6
 
+ARCHIVE = b"PK\x03\x04"
+"""First bytes of the archives that torch has written since 1.6; older files are read into memory."""
+
+REFUSED = ("WeightsUnpickler error", "unsupported GLOBAL")
+"""How torch begins to say what in a file is no plain data."""
+
 
 @dataclass(frozen=True, eq=False)
 class ArrayInMemory(Stored):
@@ -42,8 +48,9 @@ def read_pickled(path: Path) -> Arrays:
     import torch
 
     file = MappedFile(path)
+    archived = file.memory[: len(ARCHIVE)] == ARCHIVE
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=archived)
     except Exception as error:  # the unpickler may raise anything at damaged data
         raise CheckpointError(f"{path} is no file of plain tensors: {_reason(error)}") from error
     require(isinstance(content, dict), f"{path} holds a {type(content).__name__}, not tensors by name")
@@ -68,9 +75,11 @@ def _flatten(file: MappedFile, value: Any, name: str, stored: dict[str, Stored],
 
 def _reason(error: Exception) -> str:
     """Return one printable line of what the unpickler says: the class that it refuses, if it says that."""
-    lines = ["".join(filter(str.isprintable, line)) for line in str(error).splitlines()]
-    refused = (line for line in lines if line.startswith("WeightsUnpickler error"))
+    lines = ["".join(filter(str.isprintable, line)).strip() for line in str(error).splitlines()]
+    refused = (line[line.index(word) :] for line in lines for word in REFUSED if word in line)
     text = next(refused, lines[0] if lines else type(error).__name__)
+    if isinstance(error, KeyError) or text.endswith(":"):  # no more than a number, or nothing
+        return "it is damaged, or torch did not write it"
     return text.partition(". Please")[0][:200]
 
 

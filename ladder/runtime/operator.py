@@ -300,8 +300,11 @@ def dispatch(
     token_scale: torch.Tensor | None,
     request: str,
 ) -> torch.Tensor:
-    """Call the registered operator, so that torch's dispatch modes see the call; see the module."""
-    learns = isinstance(x, torch.Tensor) and wants_gradient(x, bias, token_scale)
+    """Call the registered operator, so that torch's dispatch modes see the call; see the module.
+
+    ``torch.jit.trace`` records the one that has a gradient: it compares graphs with and without gradients.
+    """
+    learns = isinstance(x, torch.Tensor) and (wants_gradient(x, bias, token_scale) or is_recorded())
     return (_learning if learns else matmul)(x, weight, bias, token_scale, request)
 
 

@@ -44,7 +44,7 @@ TRANSFORMS: Mapping[str, type[Transform]] = {
 
 _LINES: tuple[tuple[str, Callable[..., Transform]], ...] = (
     (r"slice (\w+) by (\d+) over (\w+)", lambda axis, step, over: Slice(axis, int(step), over)),
-    (r"map (\w+) to (\w+)\(([\d, ]*)\)", lambda tile, name, of: Map(tile, Layout(name, _numbers(of)))),
+    (r"map (\w+) to (\w+)\((\d+(?:, \d+)*|)\)", lambda tile, name, of: Map(tile, Layout(name, _numbers(of)))),
     (r"pad w\.(\w+) to (\d+) with 0", lambda axis, multiple: Pad(axis, int(multiple))),
     (r"convert (\w+) to (\w+) by (\w+)", Convert),
     (r"place (\w+) in (\w+)(?: by ([\w ]+))?", lambda tile, level, by: Place(tile, level, by or "")),

@@ -343,6 +343,29 @@ def test_pickled_files_hold_dense_tensors_by_name(what: str, tmp_path: Path) -> 
     assert str(raised.value).isprintable()
 
 
+def test_files_of_torch_before_its_archives_are_read(tmp_path: Path) -> None:
+    """They cannot be mapped, which was the reason given for any file that torch did not write."""
+    path = tmp_path / "old.bin"
+    values = {"a.weight": torch.randn(8, 4), "b": {"c": torch.arange(4)}}
+    torch.save(values, path, _use_new_zipfile_serialization=False)
+    checkpoint = ladder.load_checkpoint(path)
+    assert torch.equal(checkpoint.dequantize("a.weight"), values["a.weight"].double())
+    assert set(checkpoint) == {"a.weight", "b.c"}
+    torch.save({"a": Harm()}, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(ladder.CheckpointError, match="system"):
+        ladder.load_checkpoint(path)
+    path.write_bytes(b"no pickle at all")
+    with pytest.raises(ladder.CheckpointError, match="torch did not write it"):
+        ladder.load_checkpoint(path)
+
+
+class Harm:
+    """Runs a command where it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return os.system, ("exit 1",)
+
+
 def test_conjugated_and_negated_tensors_convert(tmp_path: Path) -> None:
     values = {"conjugated": torch.tensor([1 + 2j]).conj(), "negated": torch._neg_view(torch.ones(2))}
     torch.save(values, tmp_path / "some.pt")

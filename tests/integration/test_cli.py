@@ -136,6 +136,8 @@ def test_version(ladder: Command) -> None:
         (["gemm", "-m", "99999999999"], "less than or equal to"),
         (["explain", "--guards"], "--guards of a program"),
         (["explain", "python:os:getcwd", "--stage", "ir"], "--stage is of a product"),
+        (["explain", "python:os:sep"], "'python:os:sep' is a str, not a function"),
+        (["gemm", "--weight", "python:os:sep"], "'python:os:sep' is a str, not a TType"),
         (["superopt", "--seconds", "nan"], "greater than or equal to 0"),
         (["superopt", "--show", "."], "cannot write .: it is a folder"),
         (["superopt", "--checkpoint", "/proc/none"], "cannot write /proc/none"),
@@ -382,6 +384,7 @@ def test_explain_without_a_compiler_says_that_there_is_no_evidence(
 OWN = """
 from tile_types import TType
 own = TType("own_type_of_cli", 3, lambda code, ops: ops.lookup((0, 9, 2, 5, 1, -7, 3, 4), code))
+halves = TType("own_halves_of_cli", 3, lambda code, ops: ops.cast(code, "float32") * 0.5)
 """
 
 
@@ -396,6 +399,10 @@ def test_types_are_explained(ladder: Command, tmp_path: Path, monkeypatch: pytes
     assert shown.code == OK, shown.err
     assert "pairs" in shown.out
     assert "16 KiB" in shown.out
+    product = ladder("gemm", "--weight", "python:own_types:own", *SMALL, "--json")
+    assert (product.code, product.json["weight"]) == (OK, "own_type_of_cli"), product.err
+    halves = ladder("types", "--explain", "python:own_types:halves", "--target", "cuda/sm_80", "--json")
+    assert "int8" in {row["activation"] for row in halves.json["decoders"]}
     of_waves = ladder("types", "--explain", "nf4", "--target", "rocm/gfx942", "--json").json["decoders"]
     assert {(row["recipe"], row["instructions"]) for row in of_waves} == {("byte table", 112)}
     refused = ladder("types", "--explain", "nf4", "--target", "cpu")

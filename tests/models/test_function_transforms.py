@@ -103,3 +103,15 @@ def test_a_compiled_function_is_mapped_and_says_that_it_runs_eagerly(
         torch.testing.assert_close(torch.vmap(fast)(x), curve(x))
         torch.vmap(fast)(x)
     assert caplog.text.count("torch.func or forward-mode differentiation transforms a call") == 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_beside_layers_that_learn_is_the_same_without_gradients() -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.LayerNorm(32), nn.Linear(32, 32))
+    ladder.quantize_(model, "int4", group_size=32)
+    x = rows()
+    traced = torch.jit.trace(model, (x,))  # compares its graph with one recorded without gradients
+    assert torch.equal(traced(x[:3]), model(x[:3]))
+    x.requires_grad_()
+    (through,) = torch.autograd.grad(traced(x).sum(), x)
+    assert torch.equal(through, torch.autograd.grad(model(x).sum(), x)[0])

@@ -88,7 +88,7 @@ _PRINT: Mapping[type, Callable[[Any], str]] = {
 }
 
 _NAME = r"[a-z_0-9.]+"
-_TILE = rf"({_NAME})\[([a-z, ]*)\]: (\w+)\[([^\]]*)\] (\w+)(?: (\w+)\(([\d, ]*)\))?"
+_TILE = rf"({_NAME})\[([a-z, ]*)\]: (\w+)\[([^\]]*)\] (\w+)(?: (\w+)\((\d+(?:, \d+)*|)\))?"
 _OPERAND = 7
 """Groups of `_TILE`."""
 
@@ -105,7 +105,7 @@ def _split(text: str) -> list[str]:
 
 
 def _extent(text: str) -> Extent:
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isdecimal() else text
 
 
 def _read_fill(found: tuple[Any, ...]) -> Statement:
@@ -163,9 +163,7 @@ def parse_program(text: str) -> TileProgram:
     axes = re.fullmatch(r"axes (.*)", lines[1]) if head else None
     if head is None or axes is None:
         raise ParseError("a tile program begins with the lines 'tile program NAME' and 'axes ...'")
-    extents = tuple(
-        (name, _extent(extent)) for name, extent in (part.split(": ") for part in _split(axes[1]))
-    )
+    extents = tuple(map(_read_axis, _split(axes[1])))
     arguments = [line.removeprefix("argument ") for line in lines[2:] if line.startswith("argument ")]
     operands = []
     for argument in arguments:
@@ -177,6 +175,14 @@ def parse_program(text: str) -> TileProgram:
     if rest:
         raise ParseError(f"wrong indentation: {rest[0]!r}")
     return TileProgram(head[1], extents, tuple(operands), body)
+
+
+def _read_axis(text: str) -> tuple[str, Extent]:
+    """Return the name and the extent of an axis."""
+    found = re.fullmatch(r"(\w+): ([^:]+)", text)
+    if found is None:
+        raise ParseError(f"not an axis of a tile program: {text!r}; write NAME: EXTENT")
+    return found[1], _extent(found[2])
 
 
 def _read_body(lines: list[str], depth: int) -> tuple[tuple[Statement, ...], list[str]]:

@@ -28,7 +28,7 @@ def verify_program(program: TileProgram) -> None:
 
     Raises VerificationError: Names everything that is wrong with it.
     """
-    found = [complaint for rule in RULES for complaint in rule(program)]
+    found = [*_axes(program)] or [complaint for rule in RULES for complaint in rule(program)]
     if found:
         raise VerificationError(f"tile program {program.name}: {'; '.join(found)}")
 
@@ -60,6 +60,15 @@ def _defined(program: TileProgram) -> Iterator[str]:
                 yield from visit(statement.body, known)
 
     yield from visit(program.body, {operand.name for operand in program.arguments})
+
+
+def _axes(program: TileProgram) -> Iterator[str]:
+    """Axes have a name each, and every tile, sum and loop is of some of them."""
+    names = [name for name, _ in program.axes]
+    yield from (f"there are two axes {name}" for name in sorted({n for n in names if names.count(n) > 1}))
+    for operand in (*program.arguments, *(made_by(statement) for statement, _ in walk(program.body))):
+        if operand is not None:
+            yield from (f"{operand.name} has no axis {axis!r}" for axis in operand.axes if axis not in names)
 
 
 def _shapes(program: TileProgram) -> Iterator[str]:
