@@ -68,8 +68,11 @@ def transposed_convolution(
 ) -> Any:
     """Convolve ``x[n, c, s...]`` by ``weight[c, f, k...]``, and put the elements of each place side by side.
 
-    None where an axis does not fit, or the image is so small that most products are with zeros around it.
+    None where an axis does not fit, or the image is so small that most products are with zeros around it,
+    but for one of a single pixel.
     """
+    if all(axis.extent == 1 for axis in axes):
+        return _of_one_pixel(im, out, x, weight, bias, axes)
     waste = prod(1 + (axis.reach - 1) / max(axis.extent, 1) for axis in axes if isinstance(axis.extent, int))
     if not all(axis.fits for axis in axes) or waste > WASTE:
         return None
@@ -82,6 +85,23 @@ def transposed_convolution(
     joined = im.reshape(im.permute(apart, order), [batch, features, *whole])
     shape = [batch, features, *(axis.target for axis in axes)]
     return im.box(joined, [0, 0, *(axis.low for axis in axes)], shape, [1] * (2 + rank))
+
+
+def _of_one_pixel(
+    im: Importer, out: str, x: str, weight: str, bias: str | None, axes: Sequence[Axis]
+) -> str | None:
+    """Multiply matrices: each element of the result is a product of the pixel with one of the kernel."""
+    if any(min(axis.low, axis.high - axis.extra) < 0 for axis in axes):
+        return None
+    (batch, c, *_), (_, features, *taps) = im.shape(x), im.shape(weight)
+    matrix = im.reshape(weight, [c, product([features, *taps])])
+    value = im.g.add("matmul", im.reshape(x, [batch, c]), matrix, type=out)
+    shape = [batch, features, *(axis.target for axis in axes)]
+    begin = [0, 0, *(axis.low for axis in axes)]
+    value = im.box(im.reshape(value, [batch, features, *taps]), begin, shape, [1] * len(shape))
+    if bias is None:
+        return value
+    return im.arithmetic("add", [value, im.along(bias, 1, len(shape))], out)
 
 
 def _convolved(im: Importer, out: str, x: str, weight: str, bias: str | None, axes: Sequence[Axis]) -> str:

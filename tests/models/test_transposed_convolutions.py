@@ -47,12 +47,20 @@ def agree(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+PIXELS = {
+    "whole": (2, {"taps": 4, "stride": 1}),
+    "cut off": (1, {"taps": 7, "stride": 3, "padding": 2, "output_padding": 1}),
+}
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *PIXELS])
 def test_sums_are_those_of_torch(case: str, with_bias: bool) -> None:
     """No product by zero is added: an infinite pixel would make NaN of it."""
-    rank, settings = CASES[case]
+    rank, settings = (CASES | PIXELS)[case]
     given = drawn(rank, settings["taps"], 4)[: 2 + with_bias]
+    if case in PIXELS:
+        given[0] = given[0][:, :, *[slice(1)] * rank].contiguous()
     im = Importer("transposed")
     names = [im.g.input(name, "float32", value.shape) for name, value in zip("xwb", given, strict=False)]
     axes = axes_of(list(given[0].shape[2:]), **settings)
@@ -66,7 +74,8 @@ def test_sums_are_those_of_torch(case: str, with_bias: bool) -> None:
 LEFT = {
     "taps that are no multiple": (4, {"taps": 3, "stride": 2}),
     "elements beyond the last": (4, {"taps": 2, "stride": 2, "output_padding": 1}),
-    "one pixel": (1, {"taps": 6, "stride": 1}),
+    "few pixels": (2, {"taps": 9, "stride": 1}),
+    "elements beyond a pixel's products": (1, {"taps": 3, "stride": 2, "output_padding": 1}),
 }
 
 
