@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ladder.lower.cpu.pack import Recoding, offset_of, packed_words, padded_codes, recoded, recoding_of
+from ladder.lower.cpu.pack import (
+    Recoding,
+    numbers_of,
+    offset_of,
+    packed_words,
+    padded_codes,
+    recoded,
+    recoding_of,
+)
 from ladder.runtime import native
 from ladder.runtime.allocate import empty
 from ladder.runtime.threads import torch_together
@@ -103,9 +111,10 @@ class Recovery:
         if name == "scale" and "scales" not in packed.arrays:
             found = packed.arrays["row_scale"][:n, None]
         else:
-            found = packed.arrays[f"{name}s"][:groups, :n].t()
+            numbers = numbers_of(packed.gemm, name, packed.arrays[f"{name}s"])
+            found = numbers[:groups, :n].t()
         if name == "zero" and layout.lane == 8:
-            found = found + offset_of(packed.gemm.weight)
+            found = found.int() + offset_of(packed.gemm.weight)
         return found.to(self.found[name]).contiguous()
 
 

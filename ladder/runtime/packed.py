@@ -42,6 +42,9 @@ GPU = "cuda"
 PACKING = 2
 """Form of packed weights for GPUs. Raise it when a type that ships is packed in another order of bits."""
 
+CPU_PACKING = 3
+"""Form of packed weights for CPUs, alike; in older ones, scales and zero points were numbers of 4 bytes."""
+
 
 def layout_of(gemm: Gemm, family: str, order: str = "") -> str:
     """Return the text that two operators must share to use one packed weight.
@@ -63,8 +66,10 @@ def own_order(gemm: Gemm, device: TileDevice) -> str:
     return order_read(held_type(gemm.weight), gemm.activation, device)
 
 
-def form_of(gemm: Gemm) -> int:
-    """Return the form of a weight that is packed for GPUs: another one where its codes change."""
+def form_of(gemm: Gemm, family: str) -> int:
+    """Return the form of a packed weight; for GPUs another one where its codes change."""
+    if family != GPU:
+        return CPU_PACKING
     from schedules.codes import is_renumbered
 
     return PACKING + is_renumbered(gemm.weight)
@@ -151,7 +156,8 @@ class PackedWeight:
         fields = {"gemm": asdict(self.gemm), "family": self.family, "order": list(self.arrays)}
         own = own_values(self.gemm.weight)
         values = {VALUES: own} if own else {}
-        return json.dumps({**fields, "packing": form_of(self.gemm), "bits": self.order, **values})
+        form = form_of(self.gemm, self.family)
+        return json.dumps({**fields, "packing": form, "bits": self.order, **values})
 
     def to_bytes(self) -> bytes:
         from safetensors.torch import save
@@ -182,15 +188,17 @@ class PackedWeight:
     def from_arrays(cls, description: str, arrays: Mapping[str, torch.Tensor]) -> PackedWeight:
         """Restore from `describe` and the named arrays.
 
-        Raises ArtifactError if an older Ladder packed them for GPUs, whose kernels read other orders of bits
-            now, or its type has other values here.
+        Raises ArtifactError if an older Ladder packed them in a form that kernels read no more, or its type
+            has other values here.
         """
         fields = json.loads(description)
         require_values(fields.get(VALUES))
         gemm, form = gemm_from_dict(fields["gemm"]), fields.get("packing")
-        if fields["family"] == GPU and form != form_of(gemm):
+        read = form_of(gemm, fields["family"])
+        if form != read:
+            whose = "GPUs" if fields["family"] == GPU else "CPUs"
             raise ArtifactError(
-                f"the weight was packed for GPUs in form {form}, but form {form_of(gemm)}"
+                f"the weight was packed for {whose} in form {form}, but form {read}"
                 " is what kernels read now; quantize and pack it again"
             )
         ordered = {name: arrays[name] for name in fields["order"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,24 @@ def test_weights_lie_side_by_side(bias: bool, weight: str) -> None:
     plan, examples = built(model, x)
     multiplies = ("gemm",) if weight else ("product", "rows")
     assert sum(kind in multiplies for kind in kinds(plan)) == 2
+    with torch.no_grad():
+        assert error(plan.executable(*examples), model(x)) < 1e-6
+
+
+@pytest.mark.parametrize("zero", ["integer", "float"])
+def test_numbers_of_different_widths_lie_side_by_side(zero: str) -> None:
+    """Scales and zero points of one matrix are exact in float16 and int8, those of the other are not."""
+    torch.manual_seed(0)
+    model: Any = ladder.quantize(Gated(False).eval(), "uint4", group_size=32, zero=zero)
+    wide = model.up.canonical
+    scale, points = torch.as_tensor(wide.scale).float() * 1.001, torch.as_tensor(wide.zero)
+    points = points.int() + 300 if zero == "integer" else points.float() * 1.001
+    model.up.set_weight(replace(wide, scale=scale, zero=points))
+    sizes = {array.shape for layer in (model.gate, model.up) for array in layer._packed.tensors[1:3]}
+    assert len(sizes) > 1
+    x = torch.randn(3, 2, 64)
+    plan, examples = built(model, x)
+    assert sum(kind == "gemm" for kind in kinds(plan)) == 2
     with torch.no_grad():
         assert error(plan.executable(*examples), model(x)) < 1e-6
 

@@ -107,6 +107,57 @@ def test_every_kind_of_group(group: int, activation: str) -> None:
         assert relative_error(case, entry, 2) <= bound
 
 
+NUMBERS_HELD = {
+    # (activation, zero points): what they and the scales are, and the bytes that they take
+    ("bfloat16", "integer"): [
+        ("float16", "int8", 2, 1),
+        ("bfloat16", "int16", 4, 2),
+        ("float32", "far", 4, 4),
+    ],
+    ("bfloat16", "float"): [("float16", "float16", 2, 2), ("float32", "float32", 4, 4)],
+    ("float32", "float"): [("float32", "float16", 4, 2), ("float16", "float32", 2, 4)],
+    ("int8", "integer"): [("float16", "uint8", 2, 1), ("float32", "int16", 4, 2), ("float16", "far", 2, 4)],
+}
+
+
+@pytest.mark.parametrize(("activation", "zero"), NUMBERS_HELD)
+def test_scales_and_zero_points_keep_their_widths(activation: str, zero: str) -> None:
+    """Kernels read either width; none holds a number that it has not."""
+    groups, codes = -(-K // 32), np.random.default_rng(3).integers(0, 16, (N, K)).astype(np.uint8)
+    cases = NUMBERS_HELD[activation, zero]
+    random = torch.Generator().manual_seed(5)
+    scales = {
+        "float16": (torch.rand(N, groups, generator=random) + 0.5).half(),
+        "bfloat16": torch.full((N, groups), 2.0**-40).bfloat16(),  # float16 would make it 0
+        "float32": torch.rand(N, groups, generator=random) + 0.5,
+    }
+    far = {"int8": 1, "uint8": 15, "int16": 256, "far": 1 << 17}
+    base = problem("uint4", activation, N, K, 32, zero=zero)
+    entries = compile_entries(base.gemm, HOST, cores(HOST, base.gemm))
+    for scale_type, zero_type, scale_bytes, zero_bytes in cases:
+        points = torch.randint(0, 8, (N, groups), generator=random)
+        if zero_type in far:
+            points[1, 0] = far[zero_type]
+        else:
+            points = (points + torch.rand(N, groups, generator=random)).to(getattr(torch, zero_type))
+        weight = QuantizedTensor.from_codes(
+            torch.from_numpy(codes),
+            get_type("uint4"),
+            (1, 32),
+            scale=scales[scale_type],
+            zero=points.to(torch.int32) if zero_type in far else points,
+            zero_kind=zero,
+        )
+        packed = cpu.pack(base.gemm, weight)
+        assert (packed["scales"].shape[-1], packed["zeros"].shape[-1]) == (scale_bytes, zero_bytes)
+        x, y = activations(base.gemm, 3), torch.empty(3, N)
+        shown = torch.from_numpy(np.asarray(weight.dequantize("float64")))
+        exact, size = x.double() @ shown.T, x.double().abs() @ shown.abs().T
+        for entry in entries:
+            entry(x, *packed.values(), y)
+            assert ((y - exact).abs() <= 1e-5 * size).all()
+
+
 @pytest.mark.parametrize("activation", ["bfloat16", "float16", "int8"])
 def test_every_schedule_and_all_m_share_one_packed_weight(activation: str) -> None:
     case = problem("int4", activation, 300, 521, 128)

@@ -11,7 +11,7 @@ import torch
 from ladder.ir.ops import get_operator
 from ladder.ir.program import TileProgram, block_graph
 from ladder.lower import cpu
-from ladder.lower.cpu.pack import offset_of, unpack_codes
+from ladder.lower.cpu.pack import computed_as, numbers_of, offset_of, unpack_codes
 from schedules.cpu_layout import cpu_layout
 from schedules.cpu_policy import tile_program
 from schedules.schedule import TransformList
@@ -69,9 +69,10 @@ def arguments(case: Problem, program: TileProgram) -> dict[str, np.ndarray]:
         **extras(case),
     }
     if "scales" in packed:
-        found["scale"] = packed["scales"][:groups, :N]
+        found["scale"] = numbers_of(gemm, "scale", packed["scales"])[:groups, :N].float()
     if "zeros" in packed:  # they count from the smallest value as packed codes do
-        found["zero"] = packed["zeros"][:groups, :N] + offset
+        zeros = numbers_of(gemm, "zero", packed["zeros"])
+        found["zero"] = zeros[:groups, :N].to(getattr(torch, computed_as(gemm, "zero"))) + offset
     return {name: (value if name == "w" else value.double()).numpy() for name, value in found.items()}
 
 

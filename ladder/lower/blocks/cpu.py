@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
 
@@ -25,6 +26,7 @@ from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram, GridPlace, gemm_of
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS
+from ladder.lower.cpu.pack import NUMBERS, computed_as
 from schedules.cpu_layout import LANES, ROWS, UNIT, cpu_layout
 from targets import TileDevice
 from tile_types import TirOps, get_type
@@ -50,8 +52,8 @@ class PackedMatrix:
         gemm = gemm_of(node.tile.ttype, node.tile.known_shape, activation)
         wanted = {
             "words": "uint32",
-            "scales": "float32" if gemm.scale else None,
-            "zeros": None if gemm.zero == "none" else "float32",
+            "scales": "uint8" if gemm.scale else None,
+            "zeros": None if gemm.zero == "none" else "uint8",
             "row_scale": "float32",
         }
         arrays = {
@@ -67,8 +69,29 @@ class PackedMatrix:
         place = column if whole else group * layout.padded_group + column % layout.group
         at = group * layout.padded_n(self.gemm.n) + row
         number = T.Cast("float32", get_type(self.gemm.weight).evaluate(self._code(row, place), TirOps()))
-        number = number if self.zeros is None else number - self.zeros[at]
-        return number * (self.row_scale[row] if self.scales is None else self.scales[at])
+        number = number if self.zeros is None else number - self._number("zero", self.zeros, at)
+        if self.scales is None:
+            return number * self.row_scale[row]
+        return number * self._number("scale", self.scales, at)
+
+    def _number(self, name: str, stored: Any, at: Expr) -> Expr:
+        """Return number ``at`` of an array whose size tells the type (`ladder.lower.cpu.pack.NUMBERS`).
+
+        Bytes that a narrower type lacks are read as its last ones, and then not used.
+        """
+        layout, wide = cpu_layout(self.gemm), computed_as(self.gemm, name)
+        size = T.floordiv(stored.shape[0], layout.groups(self.gemm.k) * layout.padded_n(self.gemm.n))
+        octets = [T.Cast("uint32", stored[at * size + tirx.min(byte, size - 1)]) for byte in range(4)]
+        kinds = NUMBERS[wide]
+        found: Expr = None
+        for count in sorted(kinds, reverse=True):
+            bits = octets[0]
+            for byte in range(1, count):
+                bits = T.bitwise_or(bits, T.shift_left(octets[byte], T.uint32(8 * byte)))
+            number = T.reinterpret(kinds[count], bits if count == 4 else T.Cast(f"uint{8 * count}", bits))
+            number = T.Cast("float32", number)
+            found = number if found is None else tirx.Select(size == count, number, found)
+        return found
 
     def _code(self, row: Expr, column: Expr) -> Expr:
         layout = cpu_layout(self.gemm)

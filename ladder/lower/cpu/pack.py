@@ -67,15 +67,55 @@ class Recoding:
         return flip if (self.table == np.arange(len(self.table)) ^ flip).all() else None
 
 
+NUMBERS = {
+    "float32": {1: "int8", 2: "float16", 4: "float32"},
+    "int32": {1: "uint8", 2: "int16", 4: "int32"},
+}
+"""Type that kernels compute with -> bytes of a stored number, the last extent of its array -> its type."""
+
+
+def computed_as(gemm: Gemm, name: str) -> str:
+    """Return the type that kernels compute with the ``"scale"`` or ``"zero"`` points of a problem in.
+
+    Integer zero points are exact in int32 on an integer core; all others are float32.
+    """
+    exact = name == "zero" and gemm.zero == "integer" and cpu_layout(gemm).lane == 8
+    return "int32" if exact else "float32"
+
+
+def stored_numbers(gemm: Gemm, name: str, values: torch.Tensor) -> torch.Tensor:
+    """Return scales or zero points of the narrowest type that kernels read which holds each of them.
+
+    Where none does, they are rounded to float32, as kernels compute.
+    """
+    import torch
+
+    kinds = NUMBERS[computed_as(gemm, name)]
+    whole = name == "zero" and gemm.zero == "integer"
+    for size in sorted(kinds)[0 if whole else 1 :]:
+        dtype = getattr(torch, kinds[size])
+        found = values.to(dtype)
+        if size == max(kinds) or values.dtype == dtype or bool((found.to(values.dtype) == values).all()):
+            break
+    return found
+
+
+def numbers_of(gemm: Gemm, name: str, stored: torch.Tensor) -> torch.Tensor:
+    """Return ``[groups, N padded]`` numbers of packed bytes."""
+    import torch
+
+    return stored.view(getattr(torch, NUMBERS[computed_as(gemm, name)][stored.shape[-1]]))[..., 0]
+
+
 def pack(gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None) -> dict[str, torch.Tensor]:
     """Return the arrays of a kernel in the order in which it takes them.
 
     gemm: The problem that the matrix belongs to.
     weight: Codes ``[N, K]`` with scales and zero points.
     words: Packs codes, by default `packed_words`.
-    Returns: ``words`` uint32 [row blocks, units, 16 * bits]; ``scales`` float32 [groups, N padded] if
-        ``gemm.scale``; ``zeros`` [groups, N padded] unless ``gemm.zero`` is ``"none"``, int32 for integer
-        zero points on an integer core, else float32; ``row_scale`` float32 [N padded].
+    Returns: ``words`` uint32 [row blocks, units, 16 * bits]; ``scales`` uint8 [groups, N padded, bytes] if
+        ``gemm.scale``; ``zeros`` alike unless ``gemm.zero`` is ``"none"`` (`NUMBERS` says of what
+        type); ``row_scale`` float32 [N padded].
     Raises ShapeError if a block of several columns does not match ``gemm.group_size``.
     """
     import torch
@@ -91,15 +131,14 @@ def pack(gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None) ->
             raise ShapeError(
                 "the operator takes group scales, the weight has none; build it with scale=False"
             )
-        arrays["scales"] = _grouped(layout, gemm, scale, torch.float32)
+        arrays["scales"] = _grouped(layout, gemm, stored_numbers(gemm, "scale", scale))
     if gemm.zero != "none":
-        integer = layout.lane == 8 and gemm.zero == "integer"
         # Where packed codes count from the smallest value, so do zero points.
         zero = _rows(weight, weight.zero)
         if layout.lane == 8:
             narrow = zero.dtype.itemsize == 1 and not zero.dtype.is_floating_point
             zero = (zero.int() if narrow else zero.double()) - offset_of(gemm.weight)
-        arrays["zeros"] = _grouped(layout, gemm, zero, torch.int32 if integer else torch.float32)
+        arrays["zeros"] = _grouped(layout, gemm, stored_numbers(gemm, "zero", zero))
     row_scale = torch.ones(layout.padded_n(gemm.n), dtype=torch.float32, device=where)
     if not gemm.scale:
         row_scale[: gemm.n] = factor if scale is None else scale[:, 0].float()
@@ -143,20 +182,20 @@ def _rows(weight: QuantizedTensor, array: Any, factor: float = 1.0) -> torch.Ten
     return rows if height == 1 else rows.repeat_interleave(height, 0)[: weight.shape[0]]
 
 
-def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``[groups, N padded]``, zero where nothing is stored."""
+def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of ``[groups, N padded]`` numbers, zero where nothing is stored."""
     import torch
 
     groups = layout.groups(gemm.k)
-    result = torch.zeros(groups, layout.padded_n(gemm.n), dtype=dtype, device=values.device)
     expected = 1 if layout.group == 0 else -(-gemm.k // layout.group)
     if values.shape[1] != expected:
         raise ShapeError(
             f"the operator has {expected} groups along K={gemm.k}, the weight has {values.shape[1]}; "
             f"quantize with group_size={gemm.group_size}"
         )
+    result = torch.zeros(groups, layout.padded_n(gemm.n), dtype=values.dtype, device=values.device)
     result[:expected, : gemm.n] = values.T
-    return result
+    return result[..., None].view(torch.uint8)
 
 
 def pack_codes(layout: CpuLayout, codes: torch.Tensor, fill: int = 0) -> torch.Tensor:

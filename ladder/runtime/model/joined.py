@@ -13,6 +13,7 @@ import torch
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
+from ladder.lower.cpu.pack import NUMBERS, computed_as
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.probes import Noted
@@ -39,16 +40,34 @@ DENSE = ("words", "row_scale")
 """Arrays of a packed matrix of floats."""
 
 
+def numbers_side_by_side(parts: Sequence[torch.Tensor], computed: str) -> torch.Tensor:
+    """Return scales or zero points of CPU kernels side by side, of the widest type that a part has.
+
+    computed: The type that kernels compute with them in (`ladder.lower.cpu.pack.NUMBERS`).
+    """
+    kinds = {size: getattr(torch, name) for size, name in NUMBERS[computed].items()}
+    widest = kinds[max(part.shape[-1] for part in parts)]
+    numbers = [part.view(kinds[part.shape[-1]]).to(widest) for part in parts]
+    return torch.cat(numbers, 1).view(torch.uint8)
+
+
 @dataclass(frozen=True)
 class Join:
-    """One array: arguments ``parts`` one after the other along ``axis``."""
+    """One array: arguments ``parts`` one after the other along ``axis``.
+
+    numbers: If they are scales or zero points: the type that CPU kernels compute with them in.
+    """
 
     parts: tuple[int, ...]
     axis: int
+    numbers: str = ""
     count: int = 1
 
     def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
-        return [torch.cat([values[at].detach() for at in self.parts], self.axis)]
+        parts = [values[at].detach() for at in self.parts]
+        if self.numbers and parts[0].dtype == torch.uint8:
+            return [numbers_side_by_side(parts, self.numbers)]
+        return [torch.cat(parts, self.axis)]
 
 
 @dataclass(frozen=True)
@@ -98,9 +117,18 @@ def joins_of(source: Source) -> list[Join | Pack | Made]:
         return [Pack(tuple(at for (at,) in joined), source.gemm, source.turned, source.graph)]
     if source.graph is not None:
         return [Made(tuple(at for (at,) in joined), source.graph)]
+    numbers = {} if source.gemm is None else numbers_in(source.gemm)
     return [
-        Join(parts, -1 if at or source.turned else 0) for at, parts in enumerate(zip(*joined, strict=True))
+        Join(parts, -1 if at or source.turned else 0, numbers.get(at, ""))
+        for at, parts in enumerate(zip(*joined, strict=True))
     ]
+
+
+def numbers_in(gemm: Gemm) -> dict[int, str]:
+    """Return where scales and zero points are among packed arrays, and what they are computed with in."""
+    wanted = {"scale": gemm.scale, "zero": gemm.zero != "none"}
+    names = [name for name, present in wanted.items() if present]
+    return {place: computed_as(gemm, name) for place, name in enumerate(names, 1)}
 
 
 class Joined:

@@ -20,7 +20,7 @@ from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.decode import Unit
 from ladder.lower.skeletons.loopnest.nest import At, Nest, NestKernel, offset_of
-from schedules.cpu_layout import LANES, ROWS
+from schedules.cpu_layout import LANES
 from tile_types import get_type
 
 TILE_ROWS = 16
@@ -205,11 +205,9 @@ class TileNest(Nest):
         index = (panel * self.chunk_steps + position) * LANES
         b.store(at.tiles["w.cache"], v.as_type(value, "uint32x16"), v.lanes(index))
 
-    def without_zero(
-        self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], columns: Expr
-    ) -> Expr:
+    def without_zero(self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], zeros: Expr) -> Expr:
         """Return the sum of a group as it is where weights were signed."""
-        return value if self.shift is not None else super().without_zero(add, value, source, columns)
+        return value if self.shift is not None else super().without_zero(add, value, source, zeros)
 
     def multiply(self, product: Multiply, at: At) -> None:
         """Emit C += A · B for the rows and panels of a register tile."""
@@ -226,11 +224,11 @@ class TileNest(Nest):
     def add(self, add: AddGroup, at: At) -> None:
         """Emit the addition of a group for every row of the turn."""
         for panel in range(self.kernel.panels):
-            columns = v.lanes((at.tile * self.kernel.panels + panel) * ROWS)
+            numbers = self.numbers(add, at, panel)
             with b.loop(at.here) as row:
                 place = v.lanes((panel * self.pitch + row) * LANES)
                 value = at.tiles[add.value][place]
-                self.add_group(add, at.tiles[add.total], value, place, (row, at.group, 0), columns)
+                self.add_group(add, at.tiles[add.total], value, place, (row, at.group, 0), numbers)
 
     def store(self, store: Store, at: At) -> None:
         """Emit the output of the rows of a turn."""

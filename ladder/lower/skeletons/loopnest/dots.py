@@ -14,7 +14,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.nest import At, Nest, offset_of
-from schedules.cpu_layout import LANES, ROWS, UNIT
+from schedules.cpu_layout import LANES, UNIT
 from schedules.instructions import steps_in_16_bits
 
 HALVES = 2 * LANES
@@ -58,11 +58,9 @@ class VectorNest(Nest):
         exact = self.kernel.accumulator == "int32"
         return self.starts_from_sums and exact and offset_of(self.program) is not None
 
-    def without_zero(
-        self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], columns: Expr
-    ) -> Expr:
+    def without_zero(self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], zeros: Expr) -> Expr:
         """Subtract what zero points, or the offset alone, contributed."""
-        return value if self._begins_with_offset else super().without_zero(add, value, source, columns)
+        return value if self._begins_with_offset else super().without_zero(add, value, source, zeros)
 
     def copy(self, copy: Copy, at: At) -> None:
         """Emit nothing: words are loaded and decoded step by step, where they are multiplied."""
@@ -125,11 +123,11 @@ class VectorNest(Nest):
     def add(self, add: AddGroup, at: At) -> None:
         """Emit the addition of a group for the whole register tile."""
         for panel in range(self.kernel.panels):
-            columns = v.lanes((at.tile * self.kernel.panels + panel) * ROWS)
+            numbers = self.numbers(add, at, panel)
             for row in range(self.kernel.rows):
                 place = v.lanes((panel * self.kernel.rows + row) * LANES)
                 value = at.tiles[add.value][place]
-                self.add_group(add, at.tiles[add.total], value, place, (at.block, at.group, row), columns)
+                self.add_group(add, at.tiles[add.total], value, place, (at.block, at.group, row), numbers)
 
     def store(self, store: Store, at: At) -> None:
         """Emit the output of a register tile."""

@@ -33,6 +33,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.llvm_functions import exp
 from ladder.lower.cpu import vectors as v
+from ladder.lower.cpu.pack import NUMBERS
 from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
 from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, decoder_for, units_ahead
@@ -79,8 +80,8 @@ def declare_arguments(program: TileProgram) -> OperandTensors:
     shapes: dict[str, tuple[Expr, ...]] = {
         "x": (m, k),
         "w": (blocks, units, LANES * bits),
-        "scale": (groups, n_pad),
-        "zero": (groups, n_pad),
+        "scale": (groups, n_pad, b.symbol("scale_bytes")),
+        "zero": (groups, n_pad, b.symbol("zero_bytes")),
         "row_scale": (n_pad,),
         "token_scale": (m,),
         "bias": (n,),
@@ -94,7 +95,8 @@ def declare_arguments(program: TileProgram) -> OperandTensors:
 
 def _tensor(operand: Operand, shape: tuple[Expr, ...]) -> Any:
     """Declare a tensor that may start at any element: callers pass slices."""
-    dtype = "uint32" if operand.name == "w" else TIR_NAMES.get(operand.ttype, operand.ttype)
+    stored = {"w": "uint32", "scale": "uint8", "zero": "uint8"}
+    dtype = stored.get(operand.name) or TIR_NAMES.get(operand.ttype, operand.ttype)
     return b.tensor(NAMES.get(operand.name, operand.name), shape, dtype, align=BYTES.get(dtype, 1))
 
 
@@ -331,6 +333,37 @@ class Nest(ABC):
         with b.loop(count) as index:
             b.store(at.tiles[fill.target.name], v.constant(0, "float32"), v.lanes(index * LANES))
 
+    def numbers(self, add: AddGroup, at: At, panel: int) -> tuple[Expr, Expr]:
+        """Emit the reads of a panel's zero points and scales in a group; None where it has none."""
+        start = (at.tile * self.kernel.panels + panel) * ROWS
+
+        def read(name: str) -> Expr:
+            return self._number(name, at.group, start) if name else None
+
+        return read(add.zero if add.sums else ""), read(add.scale)
+
+    def _number(self, name: str, group: Expr, start: Expr) -> Expr:
+        """Emit the read of a vector of numbers, whose last extent tells their type (`NUMBERS`)."""
+        tensor, wide = self.args[name], self.program.operand(name).ttype
+        _, columns, size = tensor.shape
+        flat, first = tensor.view(-1), b.bind((T.Cast("int64", group) * columns + start) * size)
+        kept, kinds = v.scratch(LANES, wide), dict(NUMBERS[wide])
+        if name == "scale":
+            del kinds[1]  # they are no integers
+
+        def read(count: int) -> None:
+            found = v.as_type(flat[v.lanes(first, LANES * count)], f"{kinds[count]}x{LANES}")
+            b.store(kept, found if kinds[count] == wide else T.Cast(f"{wide}x{LANES}", found), v.lanes(0))
+
+        def choose(counts: list[int]) -> None:
+            if len(counts) == 1:
+                read(counts[0])
+            else:
+                b.either(size == counts[0], lambda: read(counts[0]), lambda: choose(counts[1:]))
+
+        choose(sorted(kinds))
+        return b.bind(kept[v.lanes(0)])
+
     def add_group(
         self,
         add: AddGroup,
@@ -338,28 +371,26 @@ class Nest(ABC):
         value: Expr,
         place: Expr,
         source: tuple[Expr, Expr, Expr],
-        columns: Expr,
+        numbers: tuple[Expr, Expr],
     ) -> None:
         """Emit ``totals[place] += scale * (value - zero * sum of x)`` for one row and panel.
 
-        ``source`` is (block of prepared rows, group, row of the block).
+        ``source`` is (block of prepared rows, group, row of the block), ``numbers`` (zero points, scales).
         """
-        value = T.Cast("float32x16", self.without_zero(add, value, source, columns))
-        if add.scale:
-            b.store(totals, v.fma(value, self.args[add.scale][source[1], columns], totals[place]), place)
+        zeros, scales = numbers
+        value = T.Cast("float32x16", self.without_zero(add, value, source, zeros))
+        if scales is not None:
+            b.store(totals, v.fma(value, scales, totals[place]), place)
         else:
             b.store(totals, value + totals[place], place)
 
-    def without_zero(
-        self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], columns: Expr
-    ) -> Expr:
+    def without_zero(self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], zeros: Expr) -> Expr:
         """Subtract what zero points, or the offset alone, contributed."""
         if not add.sums:
             return value
         total = v.splat(self.kernel.x.sum(*source))
         if not add.zero:
             return value + total  # already times the offset
-        zeros = self.args[add.zero][source[1], columns]
         if self.kernel.accumulator == self.program.operand(add.zero).ttype == "int32":
             return value - zeros * total
         wide = [T.Cast("float32x16", x) for x in (value, zeros, total)]
