@@ -9,9 +9,15 @@ from __future__ import annotations
 import difflib
 import operator
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+LONGEST_WORD = 400
+"""Characters without a space between them of which a message about a file shows all."""
+
+LONG_WORD = re.compile(rf"(\S{{80}})\S{{{LONGEST_WORD - 159},}}(\S{{80}})")
 
 
 class LadderError(Exception):
@@ -123,7 +129,13 @@ class TypeValuesError(ArtifactError):
 
 
 class CheckpointError(LadderError, ValueError):
-    """A checkpoint of another tool is truncated, contradicts itself, or is of a form that is not read."""
+    """A checkpoint of another tool is truncated, contradicts itself, or is of a form that is not read.
+
+    What a file calls something is told by its ends where it is longer than `LONGEST_WORD`.
+    """
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(LONG_WORD.sub(r"\1...\2", str(text)))
 
 
 class CacheError(LadderError, RuntimeError):

@@ -169,6 +169,30 @@ def test_hostile_files_are_refused(what: str, tmp_path: Path) -> None:
     assert fails_well(path)
 
 
+@pytest.mark.parametrize("kind", ["method", "type", "shard"])
+def test_long_names_of_a_file_are_cut_in_errors(kind: str, tmp_path: Path) -> None:
+    """A name of a file may be of any length; the message stays one to read."""
+    long, arrays = "x" * 20000, load_file(FILES / "gptq_v1_4bit.safetensors")
+    save_file(arrays, tmp_path / "model.safetensors")
+    if kind == "method":
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": long}}))
+    elif kind == "shard":
+        index = tmp_path / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": {"a": long}}))
+    else:
+        header = json.dumps({"a": {"dtype": long, "shape": [1], "data_offsets": [0, 4]}}).encode()
+        data = struct.pack("<Q", len(header)) + header + bytes(4)
+        (tmp_path / "model.safetensors").write_bytes(data)
+
+    def read() -> None:
+        for each in (checkpoint := ladder.load_checkpoint(tmp_path)):
+            checkpoint[each]
+
+    with pytest.raises(ladder.CheckpointError, match=r"xxx\.\.\.xxx") as raised:
+        read()
+    assert len(str(raised.value)) < 1000
+
+
 def without(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
     return lambda arrays: arrays.pop(name)
 
