@@ -15,7 +15,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import unary_operators
 from ladder.rewrite.identities import CONVERT_FOLDING, LAYOUT_FOLDING, MATMUL_RECOGNITION
 from ladder.rewrite.passes import rewriting, run_passes
-from tile_types import get_type, representable
+from tile_types import representable
 from tile_types.errors import ConversionError, ShapeError
 from tile_types.multiples import held_multiple
 from tile_types.tile import Tile
@@ -60,9 +60,6 @@ class Recogniser:
         activation, n, k = self.activation(product)
         token_group = self.token_group(product)
         weight = self.weight(product.inputs[1], activation, k)
-        if representable(weight["weight"], activation, weight["zero"]):
-            held = held_multiple(get_type(weight["weight"]), (activation,), weight["zero"])
-            weight["weight"] = held.name
         self.require_all_used()
         fields: dict[str, Any] = weight | {"bias": bias, "epilogue": epilogue, "token_group": token_group}
         fields["token_scale"] = "M" in scales or token_group > 0
@@ -153,7 +150,7 @@ class Recogniser:
         """Return the fields of a Gemm that describe the weight."""
         node = self.graph.producer(value)
         if node.operator == "sub":
-            return self.unscaled_weight(node, k)
+            return self.unscaled_weight(node, core, k)
         source = node
         if node.operator == "convert":
             if node.tile.ttype.name != core:
@@ -165,9 +162,9 @@ class Recogniser:
         if source.operator != "input":
             raise self.unrecognised(source)
         self.used.add(source.name)
-        return _weight_fields(source.tile, k)
+        return _weight_fields(source.tile, core, k)
 
-    def unscaled_weight(self, node: Node, k: int) -> dict[str, Any]:
+    def unscaled_weight(self, node: Node, core: str, k: int) -> dict[str, Any]:
         """Recognise ``elements - repeat(zero)``."""
         chains = [self.chain(value) for value in node.inputs]
         wanted = [["elements", "input"], ["repeat", "metadata", "input"]]
@@ -177,7 +174,7 @@ class Recogniser:
             raise self.unrecognised(node)
         source = chains[0][-1]
         self.used.add(source.name)
-        return _weight_fields(source.tile, k) | {"scale": False, "power_scales": False}
+        return _weight_fields(source.tile, core, k) | {"scale": False, "power_scales": False}
 
     def chain(self, value: str) -> list[Node]:
         """Return the nodes from a value to its input along first operands, without conversions."""
@@ -198,12 +195,14 @@ class Recogniser:
         )
 
 
-def _weight_fields(tile: Tile, k: int) -> dict[str, Any]:
+def _weight_fields(tile: Tile, core: str, k: int) -> dict[str, Any]:
     ttype = tile.ttype
+    fits = representable(ttype, core, ttype.zero_kind)  # what a graph says is converted is not changed
+    held = held_multiple(ttype, (core,), ttype.zero_kind) if fits else ttype.element_type
     size = min(ttype.block_size, k) if ttype.is_block else k
     scale = ttype.metadata_named("scale") is not None and size < k
     return {
-        "weight": ttype.element_type.name,
+        "weight": held.name,
         "group_size": size,
         "scale": scale,
         "power_scales": scale and has_power_scales(ttype),

@@ -13,7 +13,7 @@ from ladder.lower.blocks import BlockSchedule, warpgroups
 from ladder.lower.blocks.kernel import emit
 from ladder.simulate.machine import ORDERS
 from targets import get_device
-from tile_types import group_scaled
+from tile_types import TType, group_scaled, register_type
 from tile_types.errors import ScheduleError
 
 BOUND = {"float16": 5e-4, "bfloat16": 4e-3}
@@ -244,6 +244,15 @@ QUANTIZED = [
 def test_quantized_weights(weight: str, kt: int, schedule: BlockSchedule) -> None:
     case = graphs.rmsnorm_matmul(4, 512, 128, 64, kt, weight)
     result, error = graphs.run_quantized(case, schedule)
+    assert not result.findings, result.report()
+    assert error <= BOUND["float16"]
+
+
+def test_small_values_of_an_own_type() -> None:
+    """They vanished in float16 beside scales that are small as well."""
+    small = TType("small_of_blocks", 4, lambda code, ops: (ops.cast(code, "float32") - 8.0) * 2.0**-16)
+    weight = group_scaled(register_type(small).name, 64).name
+    result, error = graphs.run_quantized(graphs.rmsnorm_matmul(4, 256, 64, 64, 64, weight), QUANTIZED[0])
     assert not result.findings, result.report()
     assert error <= BOUND["float16"]
 

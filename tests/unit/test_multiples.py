@@ -104,6 +104,17 @@ def test_expressions_multiply_what_is_written() -> None:
     assert relative(op(x, op.pack(weight)), x.double() @ weight.dequantize("float64").T) < 1e-6
 
 
+def test_expressions_keep_small_values() -> None:
+    table("small4", HELD["small4"][0])
+    a = ladder.tensor("A", ("M", 64), "float16")
+    b = ladder.tensor("B", (64, 64), "small4", group_size=16)
+    c = ladder.compute(("M", 64), lambda m, n, k: a[m, k] * b[n, k], reduce={"k": 64}, output="float16")
+    weight = ladder.quantize(torch.randn(64, 64), "small4", group_size=16, scale_type="float32")
+    op, x = ladder.compile_expression(c, "cuda/sm_80"), torch.randn(5, 64).half()
+    y = torch.as_tensor(ladder.simulate(op, x, op.pack(weight, "cpu")).y)
+    assert relative(y, x.double() @ weight.dequantize("float64").T) < 6e-4
+
+
 @pytest.mark.parametrize("zero", ["none", "float"])
 @pytest.mark.parametrize("target", ["cuda/sm_80", "cuda/sm_90a", "rocm/gfx942"])
 def test_small_values_keep_their_bits_in_halves(target: str, zero: str) -> None:

@@ -13,6 +13,7 @@ from ladder.ir.graph import Axis, Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.lower import Expr
 from tile_types.errors import ScheduleError
+from tile_types.multiples import held_multiple
 from tile_types.tile import Tile
 from tile_types.ttype import TType
 
@@ -154,8 +155,9 @@ def gemm_of(ttype: TType, shape: tuple[int, ...], activation: str) -> Gemm:
     """
     n, k = shape[-2:]
     group = min(ttype.shape[-1], k)
+    held = held_multiple(ttype, (activation,), ttype.zero_kind)
     return Gemm(
-        n=n, k=k, weight=ttype.element_type.name, activation=activation, output=activation,
+        n=n, k=k, weight=held.name, activation=activation, output=activation,
         group_size=group, scale=group < k, zero=ttype.zero_kind,
         power_scales=group < k and has_power_scales(ttype),
     )  # fmt: skip
