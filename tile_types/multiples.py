@@ -1,9 +1,9 @@
 """Types whose values are those of another one times a power of two.
 
 A core may lack the values of a type only because their unit is another one: quarters are no integers, four
-times quarters are. Values may also be so small that float16 holds too few bits of them times a scale. A
-product then holds the multiple, and the factor of the whole tensor gives the power of two back. Nothing is
-rounded by that.
+times quarters are. Values may also be so small that float16 holds too few bits of them times a scale, or so
+large that they less a zero point are infinite there. A product then holds the multiple, and the factor of
+the whole tensor gives the power of two back. Nothing is rounded by that.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ TOP = 3
 SMALL = 2.0**-2
 """Least largest value of a type that float16 holds as it is: kernels multiply it by scales below 2**-8."""
 
+LARGE = 2.0**14
+"""Largest value of a type with real zero points that float16 holds as it is: their difference is one, too."""
+
 
 def held_multiple(ttype: TType, cores: Sequence[str], zero: str = "none") -> TType:
     """Return the element type as whose values a product holds those of a type that a program made.
@@ -45,8 +48,8 @@ def held_multiple(ttype: TType, cores: Sequence[str], zero: str = "none") -> TTy
     element = ttype.element_type
     if not is_own(element) or element.elem_bits > EXHAUSTIBLE_BITS or zero == "integer":
         return element
-    small = "float16" in cores and element.max_abs < SMALL
-    if any(representable(element, core, zero) for core in cores) and not small:
+    rounds = "float16" in cores and (element.max_abs < SMALL or (zero == "float" and element.max_abs > LARGE))
+    if any(representable(element, core, zero) for core in cores) and not rounds:
         return element
     exponent = _exponent(element, element.probe_values().tobytes(), tuple(cores), zero)
     return get_type(multiple_name(element.name, exponent)) if exponent else element

@@ -130,6 +130,17 @@ def test_small_values_keep_their_bits_in_halves(target: str, zero: str) -> None:
         assert relative(torch.as_tensor(result.y), x.double() @ weight.dequantize("float64").T) < 6e-4
 
 
+def test_large_values_less_their_zero_points_are_finite_in_halves() -> None:
+    table("skewed3", [0, 1, 2, 3, 4, 5, 6, 60000])
+    weight = ladder.quantize(
+        torch.randn(64, 64), "skewed3", group_size=32, zero="float", scale_type="float32"
+    )
+    op = ladder.Matmul(64, 64, "skewed3", group_size=32, zero="float", target="cuda/sm_80")
+    x = torch.randn(5, 64).half()
+    y = torch.as_tensor(ladder.simulate(op, x, op.pack(weight, "cpu")).y)
+    assert relative(y, x.double() @ weight.dequantize("float64").T) < 6e-4
+
+
 def test_wrong_weights_are_named_by_their_own_types() -> None:
     table("quarters4", HELD["quarters4"][0])
     op = ladder.Matmul(8, 64, "quarters4", "int8")
