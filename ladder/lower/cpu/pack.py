@@ -94,10 +94,16 @@ def stored_numbers(gemm: Gemm, name: str, values: torch.Tensor) -> torch.Tensor:
     whole = name == "zero" and gemm.zero == "integer"
     for size in sorted(kinds)[0 if whole else 1 :]:
         dtype = getattr(torch, kinds[size])
-        found = values.to(dtype)
-        if size == max(kinds) or values.dtype == dtype or bool((found.to(values.dtype) == values).all()):
+        if size == max(kinds) or values.dtype == dtype:
             break
-    return found
+        if _holds(dtype, values[:1]) and _holds(dtype, values):  # most that do not hold show in a row
+            break
+    return values.to(dtype)
+
+
+def _holds(dtype: torch.dtype, values: torch.Tensor) -> bool:
+    """Tell whether a type has each of some values."""
+    return bool((values.to(dtype).to(values.dtype) == values).all())
 
 
 def numbers_of(gemm: Gemm, name: str, stored: torch.Tensor) -> torch.Tensor:
