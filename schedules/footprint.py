@@ -11,6 +11,7 @@ from ladder.ir.gemm import PACKED_ROWS, Gemm
 from schedules.codes import table_bytes, weight_bits
 from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
+from schedules.shares import shares_columns
 from schedules.waves import FORMS, block_lanes, lds_bytes, tile_rows, wave_registers
 from targets import TileDevice
 
@@ -275,11 +276,16 @@ def digit_tile_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
 
 def _staging_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return what a wgmma epilogue transposes sums through, and receives those of other slices of K in."""
-    together = 68 if schedule.split_k == 1 else 80  # bytes of a warp's rows, padding included
+    alone = schedule.split_k > 1 and not shares_columns(schedule)
+    together = 80 if alone else 68  # bytes of a warp's rows, padding included
     row = together if gemm.output == "float32" else 32
     staged = schedule.warps * staged_columns(gemm, schedule) * row
-    units = -(-schedule.tile_n // 16 // schedule.split_k)
-    return staged + (schedule.split_k - 1) * slices_in_turn(schedule) * units * schedule.tile_m * 64
+    units, rows = schedule.tile_n // 16, schedule.tile_m
+    if alone:
+        units = -(-units // schedule.split_k)
+    elif schedule.split_k > 1:
+        rows = -(-rows // 8 // schedule.split_k) * 8
+    return staged + (schedule.split_k - 1) * slices_in_turn(schedule) * units * rows * 64
 
 
 def staged_columns(gemm: Gemm, schedule: GpuSchedule) -> int:

@@ -1,4 +1,4 @@
-"""How stream-K divides work, and the workspace through which its blocks pass sums.
+"""How stream-K divides work, its workspace, and what blocks of a cluster finish.
 
 A *unit* is one turn of a kernel's loop over K. The functions work on Python integers and on TIR
 expressions alike, so that tests evaluate exactly the arithmetic that kernels use.
@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from schedules.schedule import GpuSchedule
+
 Index = Any
 """A Python integer or a TIR expression."""
 
 WORKSPACE = "ladder.workspace"
 """Name under which a kernel's host code finds what gives it a workspace: bytes -> address."""
+
+LEAST_SHARED = 16
+"""Activation rows for each block of a cluster from which on they share rows, see `shares_columns`."""
 
 
 def whole_tiles(tiles: Index, blocks: int, highest: Callable[..., Index] = max) -> Index:
@@ -50,3 +55,13 @@ def most_parts(tiles: int, blocks: int, tails: bool) -> int:
         return -(-blocks // tiles)
     left = tiles % blocks
     return -(-(blocks - left) // left) + 1 if left else 0
+
+
+def shares_columns(schedule: GpuSchedule) -> bool:
+    """Whether blocks of wgmma that share K finish some activation rows of all weight rows each.
+
+    Else they finish all activation rows of some weight rows: tiles of few rows have not enough eights, and
+    pairs of blocks of several warpgroups were not faster.
+    """
+    wanted = schedule.split_k > 2 or (schedule.split_k == 2 and schedule.warps == 4)
+    return wanted and schedule.tile_m >= LEAST_SHARED * schedule.split_k

@@ -29,6 +29,7 @@ KERNELS = {
         70,
     ),
     "split": (gemm(output="float16", k=700, n=130), wgmma(split_k=2, tile_n=128), 16),
+    "columns": (gemm(output="float16", k=700, n=130), wgmma(split_k=2, tile_n=128, tile_m=40), 40),
     "stream": (
         gemm(k=700, n=300, group_size=64, scale=True, output="float16"),
         wgmma(persistent=True, stream_k=True, tile_n=128),
@@ -363,6 +364,13 @@ MUTANTS: dict[str, Mutant] = {
     "split: sums not waited for": Mutant("split", lambda: remove(MBARRIER_WAIT, 3), "race"),
     "split: sums sent before the barriers are ready": Mutant(
         "split", lambda: remove("tirx.ptx.barrier_cluster_wait"), "race", '"init"'
+    ),
+    "columns: sums not waited for": Mutant("columns", lambda: remove(MBARRIER_WAIT, 3), "race"),
+    "columns: sums sent to the wrong block": Mutant(
+        "columns", lambda: argument("ladder_send4", 3, lambda e: tirx.IntImm("int32", 0)), "deadlock"
+    ),
+    "columns: sums to the wrong place": Mutant(
+        "columns", lambda: argument("ladder_send4", 1, _index(3, _plus(1))), "wrong values"
     ),
     "split: sums sent to the wrong block": Mutant(
         "split", lambda: argument("ladder_send4", 3, lambda e: tirx.IntImm("int32", 0)), "deadlock"

@@ -26,6 +26,7 @@ STREAMED = gemv(placement="operand", stages=2, warps=16, split_k=8, warp_rows=32
 DEALT = {
     "eight blocks": wgmma(tile_m=8, tile_k=256, split_k=8, deal=8),
     "two blocks": wgmma(tile_m=16, tile_n=128, tile_k=256, warps=8, split_k=2, deal=8),
+    "two blocks that finish rows of x": wgmma(tile_m=32, tile_k=128, split_k=2, deal=8),
     "four blocks": wgmma(tile_m=8, tile_k=64, split_k=4, deal=8),
     "one block": wgmma(tile_m=32, tile_k=128, deal=8),
 }

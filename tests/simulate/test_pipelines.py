@@ -136,6 +136,35 @@ WGMMA = {
         {"cluster": 2, "split_k": 2, "tile_m": 112},
         150,
     ),
+    "112 tokens, of which four blocks finish unlike numbers": (
+        gemm(
+            weight="int4",
+            group_size=64,
+            scale=True,
+            bias=True,
+            epilogue=("silu",),
+            n=203,
+            k=600,
+            output="float16",
+        ),
+        {"tile_m": 112, "tile_n": 192, "tile_k": 64, "warps": 12, "split_k": 4},
+        120,
+    ),
+    "tokens of two row tiles of a warpgroup, finished by two blocks": (
+        gemm(weight="nf4", group_size=64, scale=True, n=260, k=450, output="float32"),
+        {"tile_m": 40, "tile_n": 128, "split_k": 2},
+        50,
+    ),
+    "fp8 tokens, finished by four blocks": (
+        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=2200, group_size=2200, token_scale=True),
+        {"tile_m": 96, "tile_n": 128, "tile_k": 128, "warps": 8, "placement": "accumulator", "split_k": 4},
+        100,
+    ),
+    "K dealt to two blocks, which finish tokens each": (
+        gemm(weight="int4", group_size=128, scale=True, n=130, k=1500, output="float16"),
+        {"tile_m": 32, "tile_k": 128, "split_k": 2, "deal": 4},
+        33,
+    ),
     "208 tokens, shared evenly": (
         gemm(weight="nf4", group_size=64, scale=True, k=600, n=200, output="float16"),
         {"tile_m": 208, "persistent": True, "stream_k": True},

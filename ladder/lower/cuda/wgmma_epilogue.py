@@ -3,8 +3,8 @@
 Accumulators hold ``out^T``: a thread owns scattered (weight row, activation row) pairs, always of the same
 two weight rows of each row tile. Scales, bias and operators apply to them in registers; then each warpgroup
 transposes a chunk of activation rows of its 64 weight rows through shared memory, so that it stores whole
-lines of 128 bytes. Where a cluster splits K, blocks first add their sums (`wgmma_cluster_sums`), and each
-warp transposes its sixteen weight rows alone.
+lines of 128 bytes. Where a cluster splits K, blocks first add their sums (`wgmma_cluster_sums`), and of tiles
+of few activation rows each warp transposes its sixteen weight rows alone.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Epilogue:
             held[name] = PerRow(registers, str(tensor.dtype))
         if self.cluster_sums is None and self.stream is None and geo.adds_early(self.spec.device):
             store = _TeamStore(self, held, piece)
-            held["added"] = store.fetch(store.first_row(0), 0)
+            held["added"] = store.fetch(store.first_row(0), range(self.spec.schedule.tile_m)[: geo.chunk])
         return held
 
     def first_row(self, row_tile: Expr, m: int) -> Expr:
@@ -160,7 +160,7 @@ class Epilogue:
 
         def whole() -> None:
             for m in range(self.spec.geo.m64):
-                store.tile(m, value)
+                store.tile(m, value, range(self.spec.schedule.tile_m))
 
         if self.stream is not None:
             self.stream.finish(piece, registers, whole)
@@ -197,38 +197,37 @@ class _TeamStore:
         alone = self.who.warp * WARP_ROWS if self.geo.team == 1 else 0
         return b.bind(self.end.first_row(self.piece.row_tile, m) + alone)
 
-    def tile(self, m: int, value: Sum) -> None:
-        """Store row tile ``m`` of the warpgroup, whose sums ``value`` returns."""
+    def tile(self, m: int, value: Sum, rows: range) -> None:
+        """Store activation rows of row tile ``m`` of the warpgroup, whose sums ``value`` returns."""
         first_row = self.first_row(m)
-        added = self.fetch(first_row, 0) if m or self.added is None else self.added
-        for first in range(0, self.spec.schedule.tile_m, self.geo.chunk):
-            added = self._chunk(m, first, first_row, value, added)
+        turns = [rows[first : first + self.geo.chunk] for first in range(0, len(rows), self.geo.chunk)]
+        added = self.fetch(first_row, turns[0]) if m or self.added is None else self.added
+        for turn, following in zip(turns, [*turns[1:], None], strict=True):
+            added = self._chunk(m, turn, following, first_row, value, added)
 
-    def fetch(self, first_row: Expr, first: int) -> Any:
-        """Start loading what is added to the turn of activation rows from ``first`` on; None: nothing is."""
-        if self.residual is None or first >= self.spec.schedule.tile_m:
+    def fetch(self, first_row: Expr, turn: range | None) -> Any:
+        """Start loading what is added to a turn of activation rows; None: nothing is."""
+        if self.residual is None or turn is None:
             return None
-        first_m = b.bind(self.piece.first_m + first + self.thread // self.runs)
-        rows = [first_m + place for place in range(0, self._count(first), self._pass)]
+        first_m = b.bind(self.piece.first_m + turn.start + self.thread // self.runs)
+        rows = [first_m + place for place in range(0, len(turn), self._pass)]
         return self.residual.load(rows, b.bind(first_row + self.thread % self.runs * self.run))
 
-    def _count(self, first: int) -> int:
-        """Return the activation rows of the turn that begins with ``first``."""
-        return min(self.geo.chunk, self.spec.schedule.tile_m - first)
-
-    def _chunk(self, m: int, first: int, first_row: Expr, value: Sum, added: Any) -> Any:
-        """Transpose and store the activation rows of a turn, from ``first`` on, of row tile ``m``.
+    def _chunk(
+        self, m: int, turn: range, following: range | None, first_row: Expr, value: Sum, added: Any
+    ) -> Any:
+        """Transpose and store a turn of activation rows of row tile ``m``.
 
         added: What `fetch` loaded for it.
-        Returns: What it loads for the next turn, once the sums of this one have left their registers.
+        Returns: What it loads for the ``following`` turn, once sums of this one have left their registers.
         """
-        count = self._count(first)
+        count = len(turn)
         if isinstance(self.args.token_scale, PerActivationRow):
             self.args.token_scale.forget()
-        (self._stage_floats if self.wide else self._stage_halves)(m, range(first, first + count), value)
-        following = self.fetch(first_row, first + self.geo.chunk)
+        (self._stage_floats if self.wide else self._stage_halves)(m, turn, value)
+        fetched = self.fetch(first_row, following)
         self._meet()
-        first_m = b.bind(self.piece.first_m + first)
+        first_m = b.bind(self.piece.first_m + turn.start)
         b.either(
             self.args.n % self.run == 0,
             lambda: self._store_vectors(first_row, first_m, count, added),
@@ -236,7 +235,7 @@ class _TeamStore:
         )
         # The next chunk overwrites what this one still reads.
         self._meet()
-        return following
+        return fetched
 
     def _meet(self) -> None:
         """Wait for the whole team."""

@@ -32,6 +32,7 @@ from schedules.footprint import (
 )
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
+from schedules.shares import shares_columns
 from targets import TileDevice
 
 ROW_BYTES = 128
@@ -207,7 +208,7 @@ class WgmmaGeometry:
 
         A warpgroup; each warp alone where the blocks of a cluster finish the sums of different warps.
         """
-        return 1 if self.schedule.split_k > 1 else 4
+        return 1 if self.schedule.split_k > 1 and not shares_columns(self.schedule) else 4
 
     @property
     def pitch(self) -> int:

@@ -9,10 +9,11 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums
+from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums, ColumnSums
 from ladder.lower.cuda.wgmma_grid import Grid
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
+from schedules.shares import shares_columns
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def place_memory(pool: Any, spec: Spec, grid: Grid, args: Arguments) -> Memory:
     zeros = rows(geo.zero_stage_bytes, geo.zero_bytes, args.zeros)
     teams = spec.schedule.warps // geo.team
     staging = pool.alloc((teams, geo.chunk * geo.pitch), spec.gemm.output, align=128)
-    cluster_sums = ClusterSums(spec, grid, pool) if spec.schedule.split_k > 1 else None
+    kind = ColumnSums if shares_columns(spec.schedule) else ClusterSums
+    cluster_sums = kind(spec, grid, pool) if spec.schedule.split_k > 1 else None
     count = spec.decoder.decoder.table_words
     table = pool.alloc((count,), "uint32", align=128) if count else None
     full = pool.alloc((stages,), "uint64", align=8)
