@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ladder.ir.gemm import Gemm
+from ladder.lower.build import emit
 from ladder.lower.cuda.wgmma_spec import scaled_decoder
 from schedules.codes import table_bytes
+from schedules.schedule import GpuSchedule
 from targets import get_device
 
 H200 = get_device("cuda/sm_90a")
@@ -39,3 +41,11 @@ def test_others_subtract_and_scale_apart(problem: Gemm) -> None:
 
 def test_bfloat16_folds_the_exponent_bias_into_scales() -> None:
     assert scaled_decoder(gemm("fp4_e2m1", "bfloat16"), H200).decoder.choice.strategy == "xor, unscaled"
+
+
+@pytest.mark.parametrize(("weight", "apart"), [("nf4", True), ("int4", False)])
+def test_products_of_a_slab_start_before_codes_of_the_next_are_looked_up(weight: str, apart: bool) -> None:
+    schedule = GpuSchedule("wgmma", tile_m=16, tile_n=64, tile_k=128, stages=3, warps=4)
+    kernel = emit(gemm(weight, output="float16"), H200, schedule, "kernel")
+    started = kernel.script().split("commit_group")[1]
+    assert ("warp_sync" in started.split("wait_group")[0]) == apart

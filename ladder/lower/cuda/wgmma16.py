@@ -157,6 +157,9 @@ class Loop16:
         # Words that are operands as they are come into registers which products of the slab before still
         # read: ptxas would run all products one by one (C7513).
         early = geo.slabs > 1 and geo.groups.bits < geo.groups.lane
+        if early and geo.table_bytes:
+            # Else ptxas looks codes up between this slab's first product and the others, which wait for it.
+            b.emit(T.cuda.warp_sync())
         if early:
             self._fetch_next(iterations, iteration, slab)
         wait_groups(1)
