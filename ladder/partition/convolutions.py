@@ -237,3 +237,16 @@ def chain_us(graph: Graph, device: TileDevice | None) -> float:
     tile = graph.tile(graph.outputs[0])
     known = all(isinstance(extent, int) for extent in tile.shape)
     return CHAIN_LAUNCH + (2 * tile.nbytes / device.layer("dram").bandwidth * 1e6 if known else 0.0)
+
+
+def read_in_order(parts: Sequence[Subgraph]) -> set[str]:
+    """Return the values that products read in the order of their axes: of views each would make a copy."""
+    found: set[str] = set()
+    for part in parts:
+        if part.kind == "gemm":
+            found.update(value for role, value in part.by_role.items() if role in ("A", "residual"))
+        elif part.kind == "product" and "contract" in part.operators:
+            with contextlib.suppress(ShapeError):  # channels are first, as they may lie
+                form = as_fused_convolution(part.graph)
+                found.update(part.outside[name] for name in (form.x, form.residual) if name)
+    return found

@@ -12,7 +12,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
 from ladder.partition.chains import MOST_CHAIN_NODES, Chains, absorb_copies, without_kernel
-from ladder.partition.convolutions import Choose, best_candidate
+from ladder.partition.convolutions import Choose, best_candidate, read_in_order
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
 from ladder.partition.products import Products
 from ladder.partition.rows import REDUCTIONS, row_axes, separate_loops
@@ -224,7 +224,9 @@ def partition(
     library = [node for node in graph.nodes if engine(node) == "library" and node.name not in written]
     for node in library:
         parts.append(_called(graph, node, device))
-    parts = [without_kernel(part, kind) for part in parts + _views(graph, parts, library, chains.stored)]
+    rows = read_in_order(parts) if kind == "cuda" else set()
+    views = _views(graph, parts, library, chains.stored, rows)
+    parts = [without_kernel(part, kind) for part in parts + views]
     found = ordered(graph, absorb_copies(graph, parts, again=units > 0))
     return fuse_horizontally(graph, found) if side_by_side else found
 
@@ -268,11 +270,12 @@ def _library(graph: Graph, node: Node) -> Subgraph:
 
 
 def _views(
-    graph: Graph, parts: list[Subgraph], library: list[Node], copied: Container[str]
+    graph: Graph, parts: list[Subgraph], library: list[Node], copied: Container[str], rows: Container[str]
 ) -> list[Subgraph]:
     """Return the parts that give other parts, and the caller, views of what is computed.
 
     copied: Views that are part of chains.
+    rows: What is read in the order of its axes: all readers share one copy.
     """
     made = {value for part in parts for value in part.outputs} | {node.name for node in graph.inputs}
     wanted = [value for part in parts for value in part.inputs] + list(graph.outputs)
@@ -285,7 +288,7 @@ def _views(
             continue
         if engine(graph.producer(value)) == "library":
             continue
-        made_here = _materialise(graph, value, copied, value in in_order, value in stored)
+        made_here = _materialise(graph, value, copied, value in in_order, value in stored or value in rows)
         found.update({part.outputs[0]: part for part in made_here if part.outputs[0] not in made})
     return list(found.values())
 
@@ -302,7 +305,7 @@ def _materialise(
 
     copied: Views that are available.
     in_order: Whether its elements must lie one after the other, none read at several places.
-    stored: Whether it is a result, which is to lie in the order of its axes.
+    stored: Whether it is to lie in the order of its axes, as results and what products read.
     """
     members, source = inlined_chain(graph, value, copied)
     if in_order and any(graph.producer(name).operator == "broadcast" for name in members):

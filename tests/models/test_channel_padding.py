@@ -125,3 +125,29 @@ def test_exact_products_are_added_in_one_step(monkeypatch: pytest.MonkeyPatch) -
     halves = parts_of(made(58).half(), torch.randn(2, 24, 9, 8).half())
     stencil = next(part for part in halves if "mul" in part.operators)  # its weights are float32
     assert not any(gpu_nest.is_exact_product(stencil.graph, node) for node in stencil.graph.nodes)
+
+
+class Twice(nn.Module):
+    """Two convolutions of one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far = nn.Conv2d(24, 32, 3, padding=1), nn.Conv2d(24, 16, 5, padding=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.near(x), self.far(x)], 1)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_readers_share_a_copy_in_order(last: bool) -> None:
+    """Of an image that has its channels first; one that has them last is read as it lies."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 24, 9, 8).half()
+    x = x.to(memory_format=torch.channels_last) if last else x
+    parts = parts_of(Twice().half().eval().requires_grad_(False), x)
+    read = {part.by_role["A"] for part in parts if part.kind == "gemm"}
+    assert len(read) == 1
+    maker = next(part for part in parts if read & {*part.outputs})
+    assert maker.kind == ("view" if last else "chain")
+    if not last:
+        simulate(maker.graph)
