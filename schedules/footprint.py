@@ -398,7 +398,14 @@ def launch_registers(warps: int) -> int:
 def moves_registers(gemm: Gemm, schedule: GpuSchedule) -> bool:
     """Whether wgmma's producer hands registers to the math warps (setmaxnreg), so that the block is alone."""
     spare = launch_registers(schedule.warps + 4) - math_register_estimate(gemm, schedule)
-    return schedule.warps > 4 and spare < ESTIMATE_ERROR
+    return schedule.warps > 4 and spare < ESTIMATE_ERROR + residual_registers(gemm, schedule)
+
+
+def residual_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the registers of what a wgmma math thread adds to the sums of one turn of its epilogue."""
+    if not gemm.residual:
+        return 0
+    return staged_columns(gemm, schedule) // (2 if gemm.output == "float32" else 4)
 
 
 def math_registers(warps: int) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.spills import TARGETS, Shipped, compiled, kernels, served
 from ladder.api.problem import gemm_for
-from schedules.footprint import registers_per_thread
+from schedules.footprint import moves_registers, registers_per_thread
 from schedules.legal import placement_for
 from schedules.policy import rank
 from schedules.schedule import GpuSchedule
@@ -72,6 +73,25 @@ def test_kernels_of_tensor_memory_do_not_spill(
     outcome = compiled(Shipped(gemm, target, str(schedule)))
     assert not outcome.spilled
     assert outcome.registers <= registers_per_thread(gemm, schedule)
+
+
+@pytest.mark.parametrize(("tile_m", "stages"), [(112, 6), (160, 5)])
+def test_kernels_that_add_a_residual_to_plain_fp8_do_not_spill(tile_m: int, stages: int) -> None:
+    """What is loaded a turn ahead takes registers beside the sums: the producer hands some over."""
+    target, plain = _target("cuda/sm_90a"), gemm_for(4096, 4096, "fp8_e4m3", "fp8_e4m3")
+    gemm = replace(plain, residual=True)
+    schedule = GpuSchedule(
+        "wgmma",
+        tile_m,
+        128,
+        128,
+        stages=stages,
+        warps=8,
+        placement=placement_for(gemm),
+        persistent=tile_m > 128,
+    )
+    assert moves_registers(gemm, schedule)
+    assert not compiled(Shipped(gemm, target, str(schedule))).spilled
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower.gpu.groups import Groups
 from schedules.codes import table_bytes
-from schedules.cost import OUTPUT_BYTES
 from schedules.footprint import (
     CHUNK_BYTES,
     RESERVED_BYTES,
@@ -24,6 +23,7 @@ from schedules.footprint import (
     math_registers,
     moves_registers,
     registers_per_thread,
+    residual_registers,
     scale_span,
     staged_columns,
     turn_slabs,
@@ -249,9 +249,7 @@ class WgmmaGeometry:
             return False
         resident = self.resident_blocks(device) * self.threads // WARP
         limit = math_registers(self.schedule.warps) if self.reallocates else launch_registers(resident)
-        added = (
-            self.chunk * OUTPUT_BYTES[self.gemm.output] // 8
-        )  # of a turn: 16 rows of a warp, 4 bytes a lane
+        added = residual_registers(self.gemm, self.schedule)
         return limit - registers_per_thread(self.gemm, self.schedule) >= added + SQUEEZED
 
     def least_bytes(self, device: TileDevice) -> int:
