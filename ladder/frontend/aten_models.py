@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ladder.frontend.image_norms import normalised_groups
 from ladder.frontend.importer import Importer, Row, wide_of
 from ladder.frontend.transposed_convolution import Axis, transposed_convolution
 from ladder.frontend.windows import spread_over, window_indexing
@@ -138,23 +139,9 @@ def _layer_norm(
 def _group_norm(
     im: Importer, out: str, x: str, weight: Any, bias: Any, n: Any, c: Any, size: Any, groups: int, eps: float
 ) -> Any:
-    """Return (result, None, None): sums of each channel first, which serves every order of the axes."""
-    shape, x = im.shape(x), im.cast(x, wide_of(out))
-    grouped, count = [n, groups, floordiv(c, groups)], product([floordiv(c, groups), size])
-
-    def mean(value: str) -> str:
-        total = im.reshape(im.reduce("reduce_sum", value, range(2, len(shape)), True), grouped)
-        total = im.expand(im.reduce("reduce_sum", total, [2], True), grouped)
-        return im.apply("div", [total, count], wide_of(out))
-
-    def of_channels(value: str) -> str:
-        return im.reshape(value, [*shape[:2], *(1 for _ in shape[2:])])
-
-    centred = im.g.add("sub", x, of_channels(mean(x)))
-    spread = im.apply("add", [mean(im.g.add("square", centred)), eps], wide_of(out))
-    vectors = [None if v is None else im.along(v, 1, len(shape)) for v in (weight, bias)]
-    value = im.g.add("mul", centred, of_channels(im.g.add("rsqrt", spread)))
-    return im.cast(_affine(im, value, *vectors), out), None, None
+    """Return (result, None, None): the statistics are for training."""
+    del n, c, size
+    return normalised_groups(im, out, x, weight, bias, groups, eps), None, None
 
 
 def _batch_norm(
@@ -178,12 +165,22 @@ def _functional_batch_norm(
     """Inference, and images by themselves: in training it also changes the running statistics."""
     shape = im.shape(x)
     if mean is None and shape[0] == 1:
-        channels = [None if v is None else im.along(v, 1, len(shape)) for v in (weight, bias)]
-        value = im.normalised(im.cast(x, wide_of(out)), range(2, len(shape)), epsilon)
-        return im.cast(_affine(im, value, *channels), out), None, None
+        image = _apart(im, x)
+        value = normalised_groups(im, out, image, weight, bias, im.shape(image)[1], epsilon)
+        return im.reshape(value, shape), None, None
     if training or mean is None:
         return None
     return _batch_norm(im, out, x, weight, bias, mean, variance, momentum, epsilon)
+
+
+def _apart(im: Importer, x: str) -> str:
+    """Return the images whose channels are those of one: as instance norm asks for the statistics of each."""
+    node, shape = im.g.node(x), im.shape(x)
+    if node.operator != "reshape":
+        return x
+    (images, *rest) = given = im.shape(node.inputs[0])
+    same = len(given) == len(shape) and product([images, *rest[:1]]) == shape[1]
+    return node.inputs[0] if same and tuple(rest[1:]) == tuple(shape[2:]) else x
 
 
 def _convolution(

@@ -239,8 +239,12 @@ class _Folding:
         return self.typed(value, node.tile.ttype.name)
 
     def conversion(self, node: Node) -> _Form | None:
+        """Take in a conversion, but for one to a wider type that several read: each converts for itself."""
         form = self.taken(node.inputs[0])
         if form is None or not self.complete(form):
+            return None
+        wider = node.tile.ttype.elem_bits > self.graph.tile(node.inputs[0]).ttype.elem_bits
+        if wider and self.readers.get(node.name, 0) > 1 and (form.shift or form.scale):
             return None
         return replace(form, ttype=node.tile.ttype.name)
 

@@ -29,6 +29,9 @@ An open number of rows counts as so many."""
 MOST_JOINED = 32
 """Most operands of a concatenation in a kernel, where each is a part of the loop; torch copies more."""
 
+MANY_SUMMED = 1 << 16
+"""Elements from which on reductions are stored before what is computed of them is reduced on GPUs."""
+
 SPLIT_RATIO = 16
 """Least ratio of the largest value of two chains to what one passes to the other, for two launches."""
 
@@ -146,6 +149,8 @@ class Chains:
         region, outputs = self.region(members)
         if any(sums_across(region, node) for node in region.nodes):
             return "sums across memory are stored before they are summed on"
+        if self.units and any(sums_of_sums(region, node) for node in region.nodes):
+            return "what is computed of many sums is stored before it is summed on"
         called, elements = LONG_ON_GPUS if self.units else LONG_ON_CPUS, _elements(region, outputs)
         if any(node.operator in called and calls_again(node, elements) for node in region.nodes):
             return "functions of few elements are stored before many read them"
@@ -292,6 +297,29 @@ def sums_across(graph: Graph, node: Node) -> bool:
     read = graph.producer(below.inputs[0])
     axis = node_attributes(below)["axis"] % len(read.tile.shape)
     return below is not graph.producer(node.inputs[0]) and product(read.tile.shape[axis + 1 :]) != 1
+
+
+def sums_of_sums(graph: Graph, node: Node) -> bool:
+    """Tell whether a reduction reads what is computed of one, element by element, that reads many."""
+    if node.operator not in REDUCTIONS:
+        return False
+    ahead, count = [(node.inputs[0], False)], product(graph.tile(node.inputs[0]).shape)
+    seen: set[tuple[str, bool]] = set()
+    while ahead:
+        value, computed = place = ahead.pop()
+        below = graph.producer(value)
+        if place in seen or product(below.tile.shape) != count:
+            continue
+        seen.add(place)
+        if below.operator in REDUCTIONS:
+            if computed and _known(product(graph.tile(below.inputs[0]).shape)) >= MANY_SUMMED:
+                return True
+            continue
+        if engine(below) not in ("view", "chain"):
+            continue
+        computed = computed or engine(below) != "view"
+        ahead += [(operand, computed) for operand in below.inputs]
+    return False
 
 
 def calls_again(node: Node, elements: int) -> bool:

@@ -105,6 +105,20 @@ def _sink_box(match: Match) -> str | None:
     return _turned(match, match.builder.add(match.root.operator, inner, **given))
 
 
+def _sink_reshape(match: Match) -> str | None:
+    """``reshape(turned x)`` that regroups axes behind the channels -> turned ``reshape(x)``.
+
+    Not where it joins all of them: programs return such views, in the order of the image's memory.
+    """
+    inner, shape = _inner(match, match.root.inputs[0]), match.root.tile.shape
+    if inner is None or len(shape) < 4:
+        return None
+    given = match.builder.tile(inner).shape
+    if shape[:2] != (given[0], given[-1]):
+        return None
+    return _turned(match, match.builder.add("reshape", inner, shape=_last(shape)))
+
+
 def _sink_concat(match: Match) -> str | None:
     """``concat(turned x, turned y)`` -> turned ``concat(x, y)``."""
     found = [_inner(match, value) for value in match.root.inputs]
@@ -300,6 +314,7 @@ TRANSPOSE_SINKING: Rules = (
     Rule("reduce windows first", pattern("reduce_sum|reduce_max"), _windows_last),
     Rule("channels last in reductions", pattern("reduce_sum|reduce_max"), _sink_reduction),
     Rule("channels last in boxes", pattern("pad|slice|broadcast"), _sink_box),
+    Rule("channels last in other images", pattern("reshape"), _sink_reshape),
     Rule("channels last in joins", pattern("concat"), _sink_concat),
     Rule("channels last in repeats", REPEATS, _sink_repeats),
     Rule("channels last in functions", Pattern(), _sink_elementwise),

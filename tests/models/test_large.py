@@ -46,7 +46,7 @@ def test_torch_runs_what_kernels_cannot_count(
     program: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (frame, build):
-        monkeypatch.setattr(module, "MOST", 64)
+        monkeypatch.setattr(module, "MOST_COUNTED", 64)
     fast = ladder.compile(program)
     for rows in (4, 9, 4, 12, 5, 9, 3, 12, 9):  # the first is fixed, others are open
         x = torch.randn(rows, 8)
@@ -58,7 +58,7 @@ def test_torch_runs_what_kernels_cannot_count(
 
 @torch.no_grad()
 def test_sizes_that_are_fixed_say_so_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "MOST", 64)
+    monkeypatch.setattr(build, "MOST_COUNTED", 64)
     fast = ladder.compile(normed)
     x = torch.randn(9, 8)
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_products_take_as_many_rows_at_a_time_as_kernels_count(
 ) -> None:
     weight = ladder.quantize(torch.randn(40, 96), "int4", group_size=32)
     x = torch.randn(3, 67, 96)
-    monkeypatch.setattr(kernel, "MOST", 20 * 96)
+    monkeypatch.setattr(kernel, "MOST_COUNTED", 20 * 96)
     options = {} if activation is None else {"activation": activation}
     layer = ladder.Linear.from_quantized(weight, bias=torch.randn(40), dtype=torch.float32, **options)
     whole = layer(x)
@@ -85,7 +85,7 @@ def test_products_take_as_many_rows_at_a_time_as_kernels_count(
 @torch.no_grad()
 def test_profiles_run_what_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (frame, build):
-        monkeypatch.setattr(module, "MOST", 64)
+        monkeypatch.setattr(module, "MOST_COUNTED", 64)
     fast = ladder.compile(normed)
     for rows in (4, 5, 6):
         fast(torch.randn(rows, 8))
@@ -95,7 +95,7 @@ def test_profiles_run_what_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_heads_that_lie_far_apart_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice of a cache may span more elements than 32 bits count, though it has few."""
-    monkeypatch.setattr(attention, "MOST", 1000)
+    monkeypatch.setattr(attention, "MOST_COUNTED", 1000)
     cache = torch.randn(4, 2, 8, 16)
     near, far = cache[:1], cache[::3]
     assert attention.readable("k", near) is near

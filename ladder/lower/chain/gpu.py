@@ -29,7 +29,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.chain.dialect import Dialect
-from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.gpu_nest import GpuNest, known, same
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
@@ -297,16 +297,15 @@ LOADS_AT_ONCE = 4
 
 
 class SpatialSums:
-    """The sums of one chain.
+    """The sums of one chain, all along the same axes.
 
-    series: Reductions, the outermost first: each sums what the next gives.
-    extents: Of the axis of each.
+    sums: Of each, its reductions, the outermost first: each sums what the next gives.
+    extents: Of the axis of each reduction.
     """
 
-    def __init__(self, nest: GpuNest, series: Sequence[Node], extents: Sequence[int]) -> None:
-        self.nest, self.series, self.extents = nest, series, list(extents)
-        self.value = nest.graph.outputs[0]
-        shape = nest.graph.tile(self.value).shape
+    def __init__(self, nest: GpuNest, sums: Sequence[Sequence[Node]], extents: Sequence[int]) -> None:
+        self.nest, self.sums, self.extents = nest, sums, list(extents)
+        shape = nest.graph.tile(nest.graph.outputs[0]).shape
         self.channels, self.outer = int(shape[-1]), [int(extent) for extent in shape[:-1]]
         tiles = [node.tile for node in nest.graph.inputs if len(node.tile.shape) > 1]
         sizes = [BYTES.get(stored_type(tile.ttype.name), ACCESS_BYTES) for tile in tiles]
@@ -324,44 +323,58 @@ class SpatialSums:
     @staticmethod
     def of(nest: GpuNest) -> SpatialSums | None:
         """Return the sums of a chain; None if it is none of this form."""
-        if len(nest.graph.outputs) != 1 or nest.scatters:
+        graph = nest.graph
+        shapes = {graph.tile(value).shape for value in graph.outputs}
+        shape = next(iter(shapes))
+        if len(shapes) != 1 or nest.scatters or not shape or len(shape) != nest.rows:
             return None
-        shape = nest.graph.tile(nest.graph.outputs[0]).shape
-        if not shape or len(shape) != nest.rows or not all(isinstance(extent, int) for extent in shape):
+        if not all(isinstance(extent, int) for extent in shape):
             return None
         index = tuple(nest.probe(f"w{axis}", nest.extent(extent)) for axis, extent in enumerate(shape))
-        series: list[Node] = []
+        needed = {node.name: (node, at) for v in graph.outputs for node, at in nest.values.needed(v, index)}
+        found = [SpatialSums.series(nest, node, at, index[-1]) for node, at in needed.values()]
+        sums = [one for one in found if one is not None]
+        if not sums or len(sums) < len(found) or len({tuple(extents) for _, extents in sums}) != 1:
+            return None
+        if {computed_type(node.tile.ttype.name) for series, _ in sums for node in series} != {"float32"}:
+            return None
+        return SpatialSums(nest, [series for series, _ in sums], sums[0][1])
+
+    @staticmethod
+    def series(nest: GpuNest, node: Node, at: Index, channel: Expr) -> tuple[list[Node], list[int]] | None:
+        """Return the reductions of a sum, and their extents; None if it is of something else.
+
+        channel: Where the result lies along its last axis: so must what is summed.
+        """
+        nodes: list[Node] = []
         extents: list[int] = []
-        value, place = nest.graph.outputs[0], index
-        while needed := nest.values.needed(value, place):
+        needed = [(node, at)]
+        while needed:
             node, at = needed[0]
             it = Reduction(nest, node, at)
             if len(needed) > 1 or not isinstance(it.extent, int) or node.operator != "reduce_sum":
                 return None
-            if series and not _is_moved(nest.graph, value, node):
+            if nodes and not _is_moved(nest.graph, nodes[-1].inputs[0], node):
                 return None
-            series.append(node)
+            nodes.append(node)
             extents.append(it.extent)
-            value, place = it.operand, it.at(nest.probe(f"k{len(series)}", it.extent))
-        along = bool(series) and nest.values.simplified(place[-1] - index[-1])
-        return (
-            SpatialSums(nest, series, extents)
-            if isinstance(along, int | tirx.IntImm) and int(along) == 0
-            else None
-        )
+            place = it.at(nest.probe(f"k{len(nodes)}", it.extent))
+            needed = nest.values.needed(it.operand, place)
+        along = nest.values.simplified(place[-1] - channel)
+        return (nodes, extents) if isinstance(along, int | tirx.IntImm) and int(along) == 0 else None
 
     def emit(self) -> None:
         nest, warps = self.nest, self.threads // self.nest.dialect.wave
         chunks = -(-self.vectors // self.lanes)
-        block, thread = nest.start(prod(self.outer) * chunks, self.threads, warps * self.lanes * self.width)
+        words = len(self.sums) * warps * self.lanes * self.width
+        block, thread = nest.start(prod(self.outer) * chunks, self.threads, words)
         rows = nest.dialect.wave // self.lanes
         lane = b.bind(tirx.floordiv(tirx.floormod(thread, nest.dialect.wave), rows))
         first = b.bind(tirx.floordiv(thread, nest.dialect.wave) * rows + tirx.floormod(thread, rows))
         chunk = b.bind(tirx.floormod(block, chunks)) if chunks > 1 else 0
         row = nest.bound_index(tirx.floordiv(block, chunks), self.outer)
         vector = b.bind(tirx.min(chunk * self.lanes + lane, self.vectors - 1))
-        totals = self.summed(row, vector, first)
-        self.share(totals, thread, lane)
+        self.share(self.summed(row, vector, first), thread, lane)
         with b.when(tirx.And(thread < self.lanes * self.width, self.channel(chunk, thread) < self.channels)):
             self.finish((*row, b.bind(self.channel(chunk, thread))), thread, warps)
 
@@ -369,10 +382,10 @@ class SpatialSums:
         return chunk * (self.lanes * self.width) + thread
 
     def summed(self, row: Index, vector: Expr, first: Expr) -> list[b.Variable]:
-        """Emit a thread's sums of its vector of channels."""
+        """Emit a thread's sums of its vector of channels, one after the other."""
         nest, step = self.nest, self.threads // self.lanes
-        it = Reduction(nest, self.series[0], (*row, 0))
-        totals = [b.Variable(it.dtype, it.neutral) for _ in range(self.width)]
+        it = Reduction(nest, self.sums[0][0], (*row, 0))
+        totals = [b.Variable(it.dtype, it.neutral) for _ in range(len(self.sums) * self.width)]
         count = prod(self.extents)
         turns = -(-count // (step * LOADS_AT_ONCE))
         with nest.loop(turns) as turn:
@@ -381,48 +394,61 @@ class SpatialSums:
                 position = b.bind(tirx.min(number, count - 1))
                 nest.within(position, count)
                 spread = nest.bound_index(position, self.extents)
-                places = [self.place((*row, vector * self.width + at), spread) for at in range(self.width)]
-                found = nest.elements(self.series[-1].inputs[0], places)
+                found: list[Expr] = []
+                for series in self.sums:
+                    index = [(*row, vector * self.width + at) for at in range(self.width)]
+                    places = [self.place(series, each, spread) for each in index]
+                    found += nest.elements(series[-1].inputs[0], places)
                 for total, value in zip(totals, found, strict=True):
                     total.set(total.value + T.if_then_else(number < count, value, it.neutral))
                 nest.vectors.words.clear()
                 nest.values.forget()
         return totals
 
-    def place(self, index: Index, positions: Index) -> Index:
+    def needed(self, index: Index) -> dict[str, Index]:
+        """Return where each sum lies that the results at an index are made of."""
+        values, outputs = self.nest.values, self.nest.graph.outputs
+        return {node.name: at for value in outputs for node, at in values.needed(value, index)}
+
+    def place(self, series: Sequence[Node], index: Index, positions: Index) -> Index:
         """Return where the innermost operand is read for an element of the result."""
-        value = self.value
-        for node, position in zip(self.series, positions, strict=True):
-            ((_, index),) = self.nest.values.needed(value, index)
-            it = Reduction(self.nest, node, index)
-            value, index = it.operand, it.at(position)
-        return index
+        at = self.needed(index)[series[0].name]
+        for number, (node, position) in enumerate(zip(series, positions, strict=True)):
+            it = Reduction(self.nest, node, at)
+            at = it.at(position)
+            if number + 1 < len(series):
+                ((_, at),) = self.nest.values.needed(it.operand, at)
+        return at
 
     def share(self, totals: Sequence[b.Variable], thread: Expr, lane: Expr) -> None:
         """Emit the sums of a warp's threads, one set per warp in shared memory."""
         dialect = self.nest.dialect
         rows = dialect.wave // self.lanes
-        sums = [total.value for total in totals]
+        found = [total.value for total in totals]
         distance = 1
         while distance < rows:
-            sums = [b.bind(value + dialect.shuffle(value, distance, thread)) for value in map(b.bind, sums)]
+            found = [b.bind(value + dialect.shuffle(value, distance, thread)) for value in map(b.bind, found)]
             distance *= 2
-        begin = tirx.floordiv(thread, dialect.wave) * (self.lanes * self.width) + lane * self.width
+        warp, set_ = tirx.floordiv(thread, dialect.wave), self.lanes * self.width
         with b.when(tirx.floormod(thread, rows) == 0):
-            for at, value in enumerate(sums):
-                b.store(dialect.shared, reinterpreted("uint32", value), begin + at)
+            for at, value in enumerate(found):
+                number, channel = divmod(at, self.width)
+                begin = (warp * len(self.sums) + number) * set_ + lane * self.width
+                b.store(dialect.shared, reinterpreted("uint32", value), begin + channel)
         dialect.sync()
 
     def finish(self, index: Index, thread: Expr, warps: int) -> None:
-        """Emit a channel's sum over warps, and what is computed of it."""
-        nest, node = self.nest, self.series[0]
-        total: Expr = None
-        for warp in range(warps):
-            read = T.reinterpret("float32", nest.dialect.shared[warp * self.lanes * self.width + thread])
-            total = read if total is None else total + read
-        ((_, place),) = nest.values.needed(self.value, index)
-        nest.keep_cell(node, place, b.bind(total))
-        nest.store_vector(self.value, [index])
+        """Emit a channel's sums over warps, and what is computed of them."""
+        nest, places = self.nest, self.needed(index)
+        for number, (node, *_) in enumerate(self.sums):
+            total: Expr = None
+            for warp in range(warps):
+                begin = (warp * len(self.sums) + number) * self.lanes * self.width
+                read = T.reinterpret("float32", nest.dialect.shared[begin + thread])
+                total = read if total is None else total + read
+            nest.keep_cell(node, places[node.name], b.bind(total))
+        for value in nest.graph.outputs:
+            nest.store_vector(value, [index])
 
 
 def _is_moved(graph: Graph, value: str, node: Node) -> bool:
