@@ -27,12 +27,10 @@ from schedules.footprint import (
     DEALT_COLUMNS,
     SLICED,
     WARPGROUPS,
-    buffer_chunks,
-    gemv_blocks,
-    gemv_run,
     k_slices,
     slice_columns,
 )
+from schedules.gemv_buffers import buffer_chunks, gemv_blocks, gemv_run
 from schedules.layouts import TILE, lane_of, packed_group, padded
 from schedules.legal import is_legal, placement_for
 from schedules.rules import DEALS, RULES, serves

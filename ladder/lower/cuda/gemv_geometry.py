@@ -13,11 +13,8 @@ from schedules.footprint import (
     X_BUFFERS,
     block_rows,
     block_threads,
-    buffer_chunks,
-    gemv_blocks,
-    gemv_run,
-    unit_rounds,
 )
+from schedules.gemv_buffers import buffer_chunks, gemv_blocks, gemv_run, unit_rounds
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
