@@ -332,8 +332,10 @@ def with_token_scale(x: Any, gemm: Gemm) -> tuple[torch.Tensor, torch.Tensor]:
     return quantize_tokens(x, gemm.activation, gemm.token_group)
 
 
-is_recorded: Callable[[], bool] = torch._C._is_tracing
-"""Tell whether ``torch.jit.trace`` records this call."""
+def is_recorded() -> bool:
+    """Tell whether ``torch.jit.trace`` records this call; ``torch.compile`` may not be able to ask that."""
+    return not torch.compiler.is_compiling() and torch._C._is_tracing()
+
 
 is_transformed: Callable[[], bool] = torch._C._are_functorch_transforms_active
 """Tell whether ``torch.func`` transforms this call, as ``vmap`` does: its tensors have no memory."""

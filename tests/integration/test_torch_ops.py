@@ -102,6 +102,16 @@ def test_one_graph_for_every_m_in_a_model() -> None:
     assert len(backend.graphs) == 1
 
 
+def test_what_torch_cannot_trace_is_not_asked_in_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases differ in which states of theirs `torch.compile` reads: that of ``torch.jit`` not in all."""
+    op, packed = problem()
+    asked = torch._dynamo.disable(torch._C._is_tracing)
+    monkeypatch.setattr(torch._C, "_is_tracing", asked)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: op(x, packed), backend=Graphs(), fullgraph=True, dynamic=True)
+    assert torch.equal(compiled(rows(3)), op(rows(3), packed))
+
+
 @pytest.mark.slow
 def test_inductor_runs_it() -> None:
     """Beside one kernel of Inductor's own, whose compiler it need not ask for vector extensions."""
