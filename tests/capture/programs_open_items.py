@@ -157,6 +157,63 @@ def nested(x, n):
     return relay(x, **given["inner"]), x + given["sizes"][0] + given["sizes"][1][0]
 
 
+def known_beside_open(x, n):
+    lengths: list[Any] = [None] * 3
+    for axis, length in ((0, n), (2, 4)):
+        lengths[axis] = length
+    lengths[1] = n // lengths[2]
+    lengths.append(1)
+    lengths.insert(0, 2)
+    last = lengths.pop()
+    lengths.reverse()
+    del lengths[0]
+    lengths += [last]
+    return x[: lengths[1]] * lengths[0] + lengths[2], lengths
+
+
+def known_for_open(x, n):
+    sizes, rows = [n, n + 1, 5], [1, 2, 3]
+    at = sizes.pop(-2)
+    sizes.insert(-1, at)
+    sizes[-1] = 3
+    rows[1:] = [n, 5]
+    rows[:1] = [7]
+    return x[:at] * sizes[-1] + rows[1], sizes, rows, len(rows)
+
+
+def keys_beside_open(x, n):
+    sizes = {"a": n, "b": n + 1}
+    found = sizes.setdefault("a", 3), sizes.setdefault("c", 4)
+    del sizes["a"]
+    sizes["a"] = 2
+    return x[: sizes["b"]] * found[1] + found[0] + sizes["a"], sizes
+
+
+def product_of(sizes):
+    result = 1
+    for size in sizes:
+        result *= size
+    return result
+
+
+def known_times_open(x, n):
+    total, part = 2, 10.0
+    total += n
+    part /= n
+    return x.new_ones([product_of([n, 2]), product_of((n,))]), x[:total] * part, total
+
+
+def failing_beside_open(x, n):
+    sizes = [n]
+    try:
+        sizes[4] = 2
+    except IndexError:
+        sizes.append(1)
+    sizes[:1], rest = (n - 1, 2), iter([3, n])
+    sizes[1:] = rest
+    return x[: sizes[0]] * sizes[1], sizes
+
+
 def given_to_natives(x, n):
     sizes = {"a": n, "b": (n, 2)}
     return x + sorted([n, 1])[0], repr(sizes), [n] == [n], (n, 2) in [(n, 2)], str([n])
@@ -165,5 +222,6 @@ def given_to_natives(x, n):
 OPEN: list[Callable[..., Any]] = [
     *(keywords, more_keywords, merged_keywords, positional, made_dictionary, taken_out, lists),
     *(comprehensions, loops, changed_while_looped_over, named_tuples, objects, shapes, nested),
+    *(known_beside_open, known_for_open, keys_beside_open, known_times_open),
 ]
-FIXED: list[Callable[..., Any]] = [given_to_natives, broken_in_a_loop, grown_dictionary]
+FIXED: list[Callable[..., Any]] = [given_to_natives, broken_in_a_loop, grown_dictionary, failing_beside_open]

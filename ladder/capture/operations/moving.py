@@ -73,9 +73,50 @@ def transfer(vm: Interpreter, target: Any, method: Any, args: tuple[Any, ...], m
 
 # methods ----------------------------------------------------------------------------------
 def _append(vm: Interpreter, owner: list[Any], item: Any) -> Any:
-    if not dynamic_parts(item):
+    if not (dynamic_parts(item) or (_holds_open(vm, owner) and _may_go_in(vm, item))):
         return NULL
     return transfer(vm, owner, list.append, (item,), [(len(owner), item)])
+
+
+def _holds_open(vm: Interpreter, owner: Any) -> bool:
+    """Say whether a number in a container of this segment is left open, or was."""
+    node = vm.heap.find(owner)
+    return node is not None and bool(node.lifted)
+
+
+def _is_known(vm: Interpreter, item: Any) -> bool:
+    node = vm.heap.find(item)
+    return node is not None and node.recordable
+
+
+def _may_go_in(vm: Interpreter, item: Any) -> bool:
+    """Say whether steps can put in `item`: it is a constant, left open, or known here."""
+    return is_constant(item) or bool(dynamic_parts(item)) or _is_known(vm, item)
+
+
+def _rearranged(name: str) -> Callable[..., Any]:
+    """Return what carries out a method of lists that moves or replaces items by their places alone."""
+    method = getattr(list, name)
+
+    def carry_out(vm: Interpreter, owner: list[Any], *args: Any) -> Any:
+        given = (*(vm.plain(arg) for arg in args[:1]), *args[1:])
+        slices = bool(given) and type(given[0]) is slice
+        if slices and type(given[-1]) not in (slice, list, tuple):
+            return NULL
+        opens = any(open_items(vm, arg) is not None if slices else dynamic_parts(arg) for arg in args[1:])
+        if not (opens or _holds_open(vm, owner)) or not all(_may_go_in(vm, arg) for arg in given):
+            return NULL
+        held = vm.heap.items(owner)
+        expected = list(held)
+        try:
+            result = method(expected, *(vm.heap.items(arg) if slices else arg for arg in given))
+        except (IndexError, TypeError, ValueError):  # the program meets it
+            return NULL
+        gone = [(at, None) for at in range(len(expected), len(held))]
+        transfer(vm, owner, method, given, [*enumerate(expected), *gone])
+        return result
+
+    return carry_out
 
 
 def item_at(vm: Interpreter, container: Any, key: Any) -> Any:
@@ -87,13 +128,6 @@ def item_at(vm: Interpreter, container: Any, key: Any) -> Any:
     return new_container(vm, items[key]) if type(key) is slice else items[key]
 
 
-def _set_item(vm: Interpreter, owner: list[Any], key: Any, item: Any) -> Any:
-    key = vm.plain(key)
-    if type(key) is not int or not dynamic_parts(item):
-        return NULL
-    return transfer(vm, owner, list.__setitem__, (key, item), [(range(len(owner))[key], item)])
-
-
 def _pop(vm: Interpreter, owner: dict[Any, Any], key: Any, *default: Any) -> Any:
     key, held = vm.plain(key), open_items(vm, owner)
     if held is None or not is_constant(key):
@@ -102,6 +136,23 @@ def _pop(vm: Interpreter, owner: dict[Any, Any], key: Any, *default: Any) -> Any
         return default[0] if default else NULL
     transfer(vm, owner, dict.pop, (key,), [(key, None)])
     return held[key]
+
+
+def _set_default(vm: Interpreter, owner: dict[Any, Any], key: Any, default: Any = None) -> Any:
+    key = vm.plain(key)
+    if not is_constant(key) or not _holds_open(vm, owner) or not _may_go_in(vm, default):
+        return NULL
+    held = vm.heap.items(owner)
+    if key not in held:
+        transfer(vm, owner, dict.setdefault, (key, default), [(key, default)])
+        return default
+    return held[key]
+
+
+def _delete_key(vm: Interpreter, owner: dict[Any, Any], key: Any) -> Any:
+    if not is_constant(key) or not _holds_open(vm, owner) or key not in owner:
+        return NULL
+    return transfer(vm, owner, dict.__delitem__, (key,), [(key, None)])
 
 
 def _update(vm: Interpreter, owner: dict[Any, Any], source: Any = None, **named: Any) -> Any:
@@ -115,11 +166,16 @@ def _update(vm: Interpreter, owner: dict[Any, Any], source: Any = None, **named:
     return None
 
 
+BY_PLACE = ("__setitem__", "__delitem__", "insert", "pop", "reverse")
+"""Methods of lists that move or replace items by their places alone."""
+
 METHODS: dict[tuple[type, str], Callable[..., Any]] = {
     (list, "append"): _append,
     (list, "extend"): lambda vm, owner, source: None if move_into(vm, owner, list.extend, source) else NULL,
-    (list, "__setitem__"): _set_item,
+    **{(list, name): _rearranged(name) for name in BY_PLACE},
+    (dict, "__delitem__"): _delete_key,
     (dict, "pop"): _pop,
+    (dict, "setdefault"): _set_default,
     (dict, "update"): _update,
 }
 """(type, name of a method) -> what carries it out where numbers are left open, or gives `NULL`."""
@@ -143,6 +199,8 @@ def move_into(vm: Interpreter, target: Any, method: Any, source: Any) -> bool:
         return False
     fits = type(source) in ((dict,) if is_a(target, dict) else (*_SEQUENCES, Walk))
     items = _source_items(vm, source) if fits and is_made_here(vm, target) else None
+    if items is None and fits and type(source) in (tuple, list, dict) and _holds_open(vm, target):
+        items = vm.heap.items(source) if is_made_here(vm, target) else None
     if items is None:
         return False
     pairs = [*items.items()] if is_a(target, dict) else [*enumerate(items, len(target))]

@@ -72,8 +72,8 @@ def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) 
         return found
     if is_a(left, torch.Tensor) or is_a(right, torch.Tensor):
         return _tensor_binary(vm, symbol, function, left, right)
-    if type(left) is Dynamic and symbol in IN_PLACE:
-        function = BINARY[symbol[:-1]]
+    if symbol in IN_PLACE and type(left) in (Dynamic, int, float, bool, complex):
+        function = BINARY[symbol[:-1]]  # numbers have no in-place form
     if pure_dynamic(function, (left, right), {}):
         return computed_dynamic(vm, function, (left, right))
     both = joined(vm, symbol, left, right)
