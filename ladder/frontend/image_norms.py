@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import Any
 
-from ladder.frontend.importer import Importer, wide_of
+from ladder.frontend.importer import HALVES, Importer, wide_of
 from ladder.ir.extents import floordiv, product
 from tile_types.tile import Extent
 
@@ -23,6 +23,9 @@ CHANNELS = 64
 
 LEAST = 64
 """Positions of a part at least."""
+
+MOST_BEFORE = 64
+"""Values before an image among which a convolution is looked for."""
 
 FEW = 1 << 16
 """Elements of all images below which launches cost more than what idles."""
@@ -51,7 +54,8 @@ def normalised_groups(
     weight, bias: Of each channel, or of each image's channels; None: there is none.
     """
     shape, wide = im.shape(x), wide_of(out)
-    parts = 0 if im.on_cpu or wide != "float32" else parts_of(shape[0], shape[1], product(shape[2:]))
+    whole = im.on_cpu or wide != "float32" or (shape[1] == groups and not _has_channels_last(im, x))
+    parts = 0 if whole else parts_of(shape[0], shape[1], product(shape[2:]))
     x = im.cast(x, wide)
     if parts:
         mean, inverse = _of_parts(im, x, groups, parts, epsilon)
@@ -61,6 +65,21 @@ def normalised_groups(
         if vector is not None:
             value = im.g.add(operator, value, _spread(im, _grouped(im, vector, shape, groups, wide), shape))
     return im.cast(value, out)
+
+
+def _has_channels_last(im: Importer, x: str) -> bool:
+    """Tell whether an image is made of what a convolution in 16 bits gives; others lie as they are written.
+
+    There the positions of a channel are neighbours, and one kernel reads each once.
+    """
+    found = [x]
+    for value in found:
+        node = im.g.node(value)
+        if node.operator == "transpose" or (node.operator == "contract" and node.tile.ttype.name in HALVES):
+            return True
+        if node.operator != "contract" and len(found) < MOST_BEFORE:
+            found += [each for each in node.inputs if each not in found and len(im.shape(each)) > 2]
+    return False
 
 
 def _grouped(im: Importer, vector: str, shape: Any, groups: Extent, wide: str) -> str:

@@ -149,6 +149,13 @@ def test_three_kernels_read_images_twice() -> None:
             assert all(np.prod(each) <= np.prod(shape) // 32 for each in stored)
 
 
+def test_instances_as_they_are_written_are_one_kernel() -> None:
+    """Their positions are neighbours: a block reads a channel of an image once."""
+    for last, kernels in ((False, 1), (True, 3)):
+        _, parts = parts_for(norm((8, 64, 128, 128), 64, last=last, affine=False))
+        assert [part.kind for part in parts] == ["chain"] * kernels
+
+
 def test_parts_are_of_one_size() -> None:
     assert parts_of(4, 64, 1 << 16) == 128
     assert parts_of(2, 320, 4096) == 64
