@@ -8,7 +8,7 @@ import torch
 import ladder
 from ladder.ir.gemm import Gemm
 from ladder.ir.program import operand_type
-from ladder.lower.cpu.pack import pack_codes, unpack_codes
+from ladder.lower.cpu.pack import pack_codes, stored_numbers, unpack_codes
 from ladder.lower.cpu.packed_codes import emit_packed_codes
 from ladder.lower.passes import as_it_runs
 from ladder.runtime import native
@@ -161,3 +161,10 @@ def test_operand_type_is_decided_by_values(weight: str, activation: str, operand
     gemm = Gemm(64, 64, weight, activation)
     assert operand_type(gemm) == operand
     assert cpu_layout(gemm).lane == (8 if operand == "int8" else 16)
+
+
+def test_zero_points_beyond_a_narrow_type_do_not_wrap_around() -> None:
+    """200 as uint8 is -56 as int8, which is 200 again as uint8."""
+    gemm = Gemm(1, 64, "uint8", "float16", group_size=32, zero="integer")
+    stored = stored_numbers(gemm, "zero", torch.tensor([[200, 3]], dtype=torch.uint8))
+    assert stored.double().tolist() == [[200, 3]]
