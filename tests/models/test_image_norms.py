@@ -8,21 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_channel_padding import parts_of as parts_of_model
 from test_gpu_chains import simulated
 from torch import nn
 
-import ladder
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.image_norms import parts_of
 from ladder.frontend.importer import Importer
-from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder, evaluate
 from ladder.ir.graph import Graph
 from ladder.lower.chain import emit_chain
 from ladder.partition import partition
 from ladder.partition.subgraphs import Subgraph
 from ladder.rewrite import simplify
-from ladder.runtime.model.prepared import simplified
 from targets import get_device
 
 H200 = get_device("cuda/sm_90a")
@@ -206,16 +204,7 @@ def test_nothing_is_copied_between_convolutions(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(Importer, "on_cpu", property(lambda _: False, lambda _, value: None), raising=False)
     torch.manual_seed(0)
     model, x = Between(NORMS[name], 64).half().eval().requires_grad_(False), torch.randn(2, 64, 32, 32).half()
-    found: list[Subgraph] = []
-
-    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Any:
-        program = simplified(import_fx(module, examples), H200)
-        packable = [given for given, source in program.sources.items() if source.graph is not None]
-        found.extend(partition(program.graph, device=H200, packable=packable))
-        return module
-
-    with torch.no_grad():
-        ladder.compile(model, backend=backend)(x)
+    found = parts_of_model(model, x)
     products = [at for at, part in enumerate(found) if "contract" in part.operators]
     assert len(products) == 2
     first, last = products
