@@ -215,8 +215,15 @@ class Memory:
         if c.mask is not None:
             active = c.mask.reshape(-1)
             offset, values = offset[active], values[active]
+        self._write(tensor, offset[:, None] + np.arange(width), values, statement)
+
+    def write_global(self, tensor: Tensor, offset: int, values: Array, statement: int) -> None:
+        """Store neighbouring bytes to a tensor, as a copy does."""
+        self._write(tensor, offset + np.arange(values.size), values, statement)
+
+    def _write(self, tensor: Tensor, at: Array, values: Array, statement: int) -> None:
+        """Store bytes to a tensor."""
         self.traffic[f"global write {tensor.name}"] += values.size
-        at = offset[:, None] + np.arange(width)
         if tensor.stored is not None:
             again = tensor.stored[at]
             # The same value may be stored twice: tiles may overlap.

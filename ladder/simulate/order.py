@@ -44,12 +44,16 @@ class Agents:
 
     @property
     def readers(self) -> int:
-        """Agents that read shared memory: warps, and the matrix products of warpgroups."""
-        return self.all_warps + -(-self.all_warps // 4)
+        """Agents that read shared memory: warps, and the matrix products and tensor stores of warpgroups."""
+        return self.all_warps + 2 * -(-self.all_warps // 4)
 
     def products(self, warp: Array) -> Array:
         """Return the agent of the products of a warp's warpgroup; ``warp`` within the cluster."""
         return self.all_warps + warp // 4
+
+    def stores(self, warp: Array) -> Array:
+        """Return the agent of the tensor stores of a warp's warpgroup; ``warp`` within the cluster."""
+        return self.all_warps + -(-self.all_warps // 4) + warp // 4
 
     def copies(self, warp: Array) -> Array:
         """Return the agent of a warp's asynchronous copies."""

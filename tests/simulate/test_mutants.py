@@ -40,6 +40,11 @@ KERNELS = {
         wgmma(persistent=True, stream_k=True, tails=True, tile_n=128),
         40,
     ),
+    "copied": (
+        gemm(weight="fp8_e4m3", activation="fp8_e4m3", k=300, n=136, output="float16"),
+        wgmma(tile_m=144, tile_k=128, persistent=True, placement="accumulator"),
+        160,
+    ),
     "int8": (
         gemm(activation="int8", group_size=128, scale=True, k=1500),
         wgmma(tile_k=128, placement="accumulator"),
@@ -154,6 +159,11 @@ MBARRIER_WAIT, EXPECT, INIT = (
     "tirx.cuda.mbarrier_wait",
     "tirx.ptx.mbarrier_arrive_expect_tx",
     "tirx.ptx.mbarrier_init",
+)
+STORE, STORE_COMMIT, STORE_WAIT = (
+    "tirx.ptx.cp_async_bulk_tensor_s2g",
+    "tirx.ptx.cp_async_bulk_commit_group",
+    "tirx.ptx.cp_async_bulk_wait_group",
 )
 BULK, TENSOR = "tirx.ptx.cp_async_bulk_g2s_cluster", "tirx.ptx.cp_async_bulk_tensor_g2s_cluster"
 
@@ -316,6 +326,24 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "wgmma: staging reused without a barrier": Mutant(
         "wgmma two tiles", lambda: remove("tirx.ptx.bar_sync_count", 1), "race", "overwrites bytes read by"
+    ),
+    "copied: staging not fenced": Mutant("copied", lambda: remove("tirx.ptx.fence_proxy", 1), "proxy"),
+    "copied: staging copied without a barrier": Mutant(
+        "copied", lambda: remove("tirx.ptx.bar_sync_count", 1), "race", "reads bytes written by"
+    ),
+    "copied: a buffer staged again without a barrier": Mutant(
+        "copied", lambda: remove("tirx.ptx.bar_sync_count", 4), "race", "overwrites bytes read by"
+    ),
+    "copied: a buffer staged again before it was read": Mutant(
+        "copied", lambda: remove(STORE_WAIT, 2), "race", "overwrites bytes read by"
+    ),
+    "copied: copies of two turns in one group": Mutant("copied", lambda: remove(STORE_COMMIT, 1), "race"),
+    "copied: memory left before it was read": Mutant(
+        "copied", lambda: remove(STORE_WAIT, 3), "race", "ended before"
+    ),
+    "copied: stores one row too far": Mutant("copied", lambda: argument(STORE, 2, _plus(1)), "wrong values"),
+    "copied: from half a row": Mutant(
+        "copied", lambda: argument(STORE, 3, _plus(64, "uint32")), "misaligned"
     ),
     "split: staging read without a warp barrier": Mutant(
         "split", lambda: remove("tirx.cuda.warp_sync", 0), "race"

@@ -185,6 +185,30 @@ WGMMA = {
         {**PARTED, "tile_m": 208, "stream_k": True, "tails": True},
         201,
     ),
+    "fp8 copied by turns of two sizes": (
+        gemm(
+            activation="fp8_e4m3",
+            weight="fp8_e4m3",
+            n=264,
+            k=300,
+            group_size=300,
+            token_scale=True,
+            output="bfloat16",
+            bias=True,
+        ),
+        {**PARTED, "tile_m": 176},
+        700,
+    ),
+    "copied in clusters": (
+        gemm(activation="fp8_e5m2", weight="fp8_e5m2", n=328, output="bfloat16", epilogue=("silu",)),
+        {**LARGE, "tile_m": 144, "cluster": 2},
+        300,
+    ),
+    "fewer tokens than a tile, copied where N allows": (
+        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=204, output="float16"),
+        {**LARGE, "tile_m": 80},
+        37,
+    ),
     "96 tokens of fp8": (
         gemm(weight="int4", activation="fp8_e4m3", group_size=128, scale=True, n=130, k=400),
         {"tile_m": 96, "tile_k": 128, "placement": "accumulator"},

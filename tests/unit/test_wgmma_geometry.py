@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ladder.ir.gemm import Gemm
@@ -120,3 +122,22 @@ def test_scale_steps_divide_group_and_stage(
 def test_illegal_schedules_say_why(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(ScheduleError, match=reason):
         check_legal(gemm(), H200, schedule(**changes))
+
+
+def test_tensor_copies_store_where_a_grid_is_persistent_and_memory_holds_two_buffers() -> None:
+    plain = gemm(weight="fp8_e4m3", activation="fp8_e4m3", group_size=1024, scale=False, output="float16")
+    large = schedule(tile_m=224, persistent=True, placement="accumulator")
+    assert WgmmaGeometry(plain, large).store_buffers(H200) == 2
+    assert WgmmaGeometry(plain, replace(large, persistent=False)).store_buffers(H200) == 0
+    assert WgmmaGeometry(plain, replace(large, tile_m=208, stages=5)).store_buffers(H200) == 0  # no memory
+    assert WgmmaGeometry(plain, replace(large, stream_k=True)).store_buffers(H200) == 0
+    for other in ({"residual": True}, {"output": "float32"}, {"experts": 4}, {"weight": "fp8_e5m2"}):
+        assert WgmmaGeometry(replace(plain, **other), large).store_buffers(H200) == 0
+
+
+@pytest.mark.parametrize("tokens", range(64, 257, 16))
+def test_copied_rows_divide_every_turn_and_keep_the_swizzle(tokens: int) -> None:
+    geo = WgmmaGeometry(gemm(output="float16"), schedule(tile_m=tokens, persistent=True))
+    assert geo.copied_rows % 8 == 0
+    assert not geo.chunk % geo.copied_rows
+    assert not tokens % geo.chunk % geo.copied_rows

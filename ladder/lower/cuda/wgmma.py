@@ -25,6 +25,7 @@ from ladder.lower.cuda.wgmma_operands import Operands, Registers
 from ladder.lower.cuda.wgmma_producer import Producer, encode_map, prefetch
 from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
 from ladder.lower.cuda.wgmma_spec import MathThread, Spec, choose_spec, find_math_thread
+from ladder.lower.cuda.wgmma_stores import TensorStores, encode_output_map
 from ladder.lower.cuda.wgmma_tiles import Tiles, Walk, emit_of_expert, walk_experts
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable
@@ -44,6 +45,7 @@ class Wgmma:
         spec, overlap = self.spec, self.overlap
         args = declare_arguments(spec.gemm)
         x_map = encode_map(spec, args)
+        y_map = encode_output_map(spec, args) if spec.geo.store_buffers(spec.device) else None
         workspace = declare_workspace(spec) if spec.schedule.stream_k else None
         overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (spec.geo.blocks > 1), "threadIdx.x")
         b.device(min_blocks=spec.geo.resident_blocks(spec.device))
@@ -52,7 +54,7 @@ class Wgmma:
         stream = None if workspace is None else cutting.divide(spec, grid, workspace)
         overlap.release()
         memory = allocate_memory(spec, grid, args)
-        block = Block(spec, args, grid, stream, memory, x_map)
+        block = Block(spec, args, grid, stream, memory, x_map, y_map)
         block.set_up(overlap)
         overlap.wait()
         if spec.gemm.experts and spec.schedule.persistent:
@@ -72,6 +74,7 @@ class Block:
     """Values of a block before its warps take roles.
 
     x_map: The tensor map of x.
+    y_map: That of the output; None where threads store.
     """
 
     spec: Spec
@@ -80,6 +83,7 @@ class Block:
     stream: Stream | None
     memory: Memory
     x_map: Expr
+    y_map: Expr
 
     def set_up(self, overlap: Overlap) -> None:
         """Initialise barriers and the decode table, and prefetch the first operands."""
@@ -130,6 +134,14 @@ class Block:
         who = find_math_thread(self.grid.thread)
         table = None if memory.table is None else SharedTable.of(memory.table, who.lane)
         tiles.for_each(self._loop(args, who, table).tile)
+        if (stores := self._stores(who)) is not None:
+            stores.leave()
+
+    def _stores(self, who: MathThread) -> TensorStores | None:
+        """Return the tensor copies to the output of a thread's team."""
+        if self.y_map is None:
+            return None
+        return TensorStores(self.spec, self.memory, self.y_map, who.group_thread == 0)
 
     def _loop(self, args: Arguments, who: MathThread, table: SharedTable | None) -> MathLoop:
         """Allocate a math thread's registers and return its loop."""
@@ -151,5 +163,5 @@ class Block:
         x = Descriptor(spec, memory.x)
         consumer = Consumer(spec, self.grid, memory, who.lane)
         operands = Operands(spec, memory, who, consumer.ring, table, registers)
-        epilogue = Epilogue(spec, args, who, memory.staging, memory.cluster_sums, self.stream)
-        return Parts(spec, operands, x, consumer, epilogue)
+        sums = memory.staging, memory.cluster_sums, self.stream
+        return Parts(spec, operands, x, consumer, Epilogue(spec, args, who, *sums, self._stores(who)))

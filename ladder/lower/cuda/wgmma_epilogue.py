@@ -2,9 +2,10 @@
 
 Accumulators hold ``out^T``: a thread owns scattered (weight row, activation row) pairs, always of the same
 two weight rows of each row tile. Scales, bias and operators apply to them in registers; then each warpgroup
-transposes a chunk of activation rows of its 64 weight rows through shared memory, so that it stores whole
-lines of 128 bytes. Where a cluster splits K, blocks first add their sums (`wgmma_cluster_sums`), and of tiles
-of few activation rows each warp transposes its sixteen weight rows alone.
+transposes a chunk of activation rows of its 64 weight rows through shared memory, so that its threads, or
+tensor copies (`wgmma_stores`), store whole lines of 128 bytes. Where a cluster splits K, blocks first add
+their sums (`wgmma_cluster_sums`), and of tiles of few activation rows each warp transposes its sixteen weight
+rows alone.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_handover import Stream
 from ladder.lower.cuda.wgmma_residual import Residual
 from ladder.lower.cuda.wgmma_spec import MathThread, Spec
+from ladder.lower.cuda.wgmma_stores import TensorStores
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.epilogue import activate, finish_float
 from schedules.layouts import TILE
@@ -106,6 +108,7 @@ class Epilogue:
 
     staging: Where each team transposes its sums.
     cluster_sums, stream: What adds the sums of a cluster, and of pieces of a tile; None where there are none.
+    stores: Tensor copies to the output; None where threads store.
     """
 
     spec: Spec
@@ -114,6 +117,7 @@ class Epilogue:
     staging: Any
     cluster_sums: ClusterSums | None
     stream: Stream | None
+    stores: TensorStores | None = None
 
     def load(self, piece: Piece) -> dict[str, Any]:
         """Load what belongs to this thread's rows of both operands, long before it is used."""
@@ -201,6 +205,10 @@ class _TeamStore:
         """Store activation rows of row tile ``m`` of the warpgroup, whose sums ``value`` returns."""
         first_row = self.first_row(m)
         turns = [rows[first : first + self.geo.chunk] for first in range(0, len(rows), self.geo.chunk)]
+        if self.end.stores is not None:
+            for number, turn in enumerate(turns, m * len(turns)):
+                self._copied_chunk(self.end.stores, m, turn, number, first_row, value)
+            return
         added = self.fetch(first_row, turns[0]) if m or self.added is None else self.added
         for turn, following in zip(turns, [*turns[1:], None], strict=True):
             added = self._chunk(m, turn, following, first_row, value, added)
@@ -221,21 +229,47 @@ class _TeamStore:
         added: What `fetch` loaded for it.
         Returns: What it loads for the ``following`` turn, once sums of this one have left their registers.
         """
-        count = len(turn)
-        if isinstance(self.args.token_scale, PerActivationRow):
-            self.args.token_scale.forget()
-        (self._stage_floats if self.wide else self._stage_halves)(m, turn, value)
+        self._stage(m, turn, value, self.slot)
         fetched = self.fetch(first_row, following)
         self._meet()
         first_m = b.bind(self.piece.first_m + turn.start)
-        b.either(
-            self.args.n % self.run == 0,
-            lambda: self._store_vectors(first_row, first_m, count, added),
-            lambda: self._store_parts(first_row, first_m, count),
-        )
+        self._store(first_row, first_m, len(turn), self.slot, added)
         # The next chunk overwrites what this one still reads.
         self._meet()
         return fetched
+
+    def _copied_chunk(
+        self, stores: TensorStores, m: int, turn: range, number: int, first_row: Expr, value: Sum
+    ) -> None:
+        """Transpose turn ``number`` of a tile and store it by tensor copies.
+
+        Threads store it where its rows are no multiples of 16 bytes.
+        """
+        slot, first_m = stores.slot(self.slot, number), b.bind(self.piece.first_m + turn.start)
+        stores.await_buffer(number)
+        self._meet()
+        self._stage(m, turn, value, slot)
+        stores.publish()
+        self._meet()
+        b.either(
+            self.args.n % self.run == 0,
+            lambda: stores.store(slot, first_row, first_m, len(turn)),
+            lambda: self._store(first_row, first_m, len(turn), slot, None),
+        )
+
+    def _stage(self, m: int, turn: range, value: Sum, slot: Expr) -> None:
+        """Transpose a turn of activation rows of row tile ``m``."""
+        if isinstance(self.args.token_scale, PerActivationRow):
+            self.args.token_scale.forget()
+        (self._stage_floats if self.wide else self._stage_halves)(m, turn, value, slot)
+
+    def _store(self, first_row: Expr, first_m: Expr, count: int, slot: Expr, added: Any) -> None:
+        """Store ``count`` staged activation rows by threads."""
+        b.either(
+            self.args.n % self.run == 0,
+            lambda: self._store_vectors(first_row, first_m, count, slot, added),
+            lambda: self._store_parts(first_row, first_m, count, slot),
+        )
 
     def _meet(self) -> None:
         """Wait for the whole team."""
@@ -255,7 +289,7 @@ class _TeamStore:
         total = value(m * self.geo.accumulators + index)
         return finish_float(self.gemm, total, index, 2 * m + index // 2 % 2, self.args)
 
-    def _stage_halves(self, m: int, turn: range, value: Sum) -> None:
+    def _stage_halves(self, m: int, turn: range, value: Sum, slot: Expr) -> None:
         """Round to 16 bits and store transposed 8x8 matrices: two halves of the rows by up to 16 columns."""
         name, lane = self.gemm.output, self.who.lane
         source = PACK.format(name=name, ptx=PACKED[name])
@@ -269,27 +303,27 @@ class _TeamStore:
             place = start + lane // 16 % (count // 2) * 8 + lane % 8
             target = swizzled_run(place, self.member * 2 + lane // 8 % 2, self.runs) * self.run
             spelling = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16"
-            b.ptx(spelling, self.end.staging.ptr_to([self.slot, target]), *registers)
+            b.ptx(spelling, self.end.staging.ptr_to([slot, target]), *registers)
 
-    def _stage_floats(self, m: int, turn: range, value: Sum) -> None:
+    def _stage_floats(self, m: int, turn: range, value: Sum, slot: Expr) -> None:
         """Store each sum at its activation row and weight row."""
         lane = self.who.lane
         for index in range(turn.start // 2, turn.stop // 2):
             place = accumulator_m(lane, index) - turn.start
             row = self.member * WARP_ROWS + lane // 4 + index // 2 % 2 * 8
-            b.store(self.end.staging, self._sum(m, index, value), self.slot, place * self.geo.pitch + row)
+            b.store(self.end.staging, self._sum(m, index, value), slot, place * self.geo.pitch + row)
 
-    def _store_vectors(self, first_row: Expr, first_m: Expr, count: int, added: Any) -> None:
+    def _store_vectors(self, first_row: Expr, first_m: Expr, count: int, slot: Expr, added: Any) -> None:
         """Store 16 bytes per thread, of as many activation rows as the team covers, a few times at once."""
         row = b.bind(first_row + self.thread % self.runs * self.run)
         with b.when(row < self.args.n):
-            self._store_whole(row, first_m, count, added)
+            self._store_whole(row, first_m, count, slot, added)
 
-    def _store_whole(self, row: Expr, first_m: Expr, count: int, added: Any) -> None:
+    def _store_whole(self, row: Expr, first_m: Expr, count: int, slot: Expr, added: Any) -> None:
         """Store all of the thread's runs of a turn, which begin at weight row ``row``."""
         iterations = -(-count // self._pass)
         ways = gcd(iterations, WAYS)
-        held = [b.local(self.run, self.gemm.output) for _ in range(ways)]
+        held = slot, [b.local(self.run, self.gemm.output) for _ in range(ways)]
         if added is not None:  # in registers, which have no computed index
             for first in range(0, iterations, ways):
                 self._store_runs(range(first, first + ways), row, first_m, count, held, added)
@@ -300,14 +334,20 @@ class _TeamStore:
             self._store_runs(numbers, row, first_m, count, held, None)
 
     def _store_runs(
-        self, numbers: Sequence[Expr], row: Expr, first_m: Expr, count: int, held: Sequence[Any], added: Any
+        self,
+        numbers: Sequence[Expr],
+        row: Expr,
+        first_m: Expr,
+        count: int,
+        through: tuple[Expr, Sequence[Any]],
+        added: Any,
     ) -> None:
-        """Store the thread's runs ``numbers`` of a turn; ``held`` are registers of one each."""
-        first = self.thread // self.runs
+        """Store the thread's runs ``numbers`` of a turn, from a slot through registers of one each."""
+        first, (slot, held) = self.thread // self.runs, through
         places = [b.bind(number * self._pass + first) for number in numbers]
         for place, values in zip(places, held, strict=True):
             with b.when(place < count), b.vector(self.run) as v:
-                b.store(values, self.end.staging[self.slot, self._source(place) + v], v)
+                b.store(values, self.end.staging[slot, self._source(place) + v], v)
         for number, place, values in zip(numbers, places, held, strict=True):
             with b.when(self._inside(place, first_m, count)):
                 if self.residual is not None:
@@ -317,23 +357,23 @@ class _TeamStore:
                 with b.vector(self.run) as v:
                     b.store(self.args.y, values[v], first_m + place, row + v)
 
-    def _store_parts(self, first_row: Expr, first_m: Expr, count: int) -> None:
+    def _store_parts(self, first_row: Expr, first_m: Expr, count: int, slot: Expr) -> None:
         """Store as many elements at once as N is a multiple of; those of neighbouring threads follow."""
         parts = [self.run // 2, *([2] if self.run > 4 else [])]
 
         def store(*widths: int) -> None:
             if not widths:
-                self._store_some(1, first_row, first_m, count)
+                self._store_some(1, first_row, first_m, count, slot)
                 return
             b.either(
                 self.args.n % widths[0] == 0,
-                lambda: self._store_some(widths[0], first_row, first_m, count),
+                lambda: self._store_some(widths[0], first_row, first_m, count, slot),
                 lambda: store(*widths[1:]),
             )
 
         store(*parts)
 
-    def _store_some(self, width: int, first_row: Expr, first_m: Expr, count: int) -> None:
+    def _store_some(self, width: int, first_row: Expr, first_m: Expr, count: int, slot: Expr) -> None:
         """Store a turn, ``width`` elements of an activation row per thread at once; N is a multiple of it."""
         parts = self.geo.team * WARP_ROWS // width
         rows = max(1, self.geo.team * WARP // parts)
@@ -343,7 +383,7 @@ class _TeamStore:
             place = b.bind(iteration * rows + self.thread // parts)
             with b.when(T.And(self._inside(place, first_m, count), row < self.args.n)):
                 with b.vector(width) as v:
-                    b.store(values, self.end.staging[self.slot, self._source(place, column) + v], v)
+                    b.store(values, self.end.staging[slot, self._source(place, column) + v], v)
                 for index in range(width if self.spec.gemm.residual else 0):
                     element = T.Cast("float32", self.end.args.residual[first_m + place, row + index])
                     b.store(values, self._sum_with(values[index], element), index)

@@ -25,6 +25,7 @@ from schedules.footprint import (
     registers_per_thread,
     residual_registers,
     scale_span,
+    shared_bytes,
     staged_columns,
     turn_slabs,
     warpgroup_blocks,
@@ -201,6 +202,27 @@ class WgmmaGeometry:
     def chunk(self) -> int:
         """Activation rows that the epilogue stages through shared memory at a time."""
         return staged_columns(self.gemm, self.schedule)
+
+    def store_buffers(self, device: TileDevice) -> int:
+        """Return the buffers of a team's staging that tensor copies store from; 0 where threads store.
+
+        Copies pay where the ends of tiles are a good part of the time: fp8 products that decode and scale
+        nothing, on a persistent grid, whose blocks go on with a next tile; not where tiles are cut along K.
+        Threads add residuals, and know where an expert's rows end. Shared memory must hold two buffers.
+        """
+        gemm, schedule = self.gemm, self.schedule
+        plain = gemm.weight == gemm.activation and gemm.activation.startswith("fp8") and not gemm.scale
+        walks = schedule.pipeline == "wgmma" and schedule.persistent
+        whole = schedule.split_k == 1 and not schedule.stream_k
+        if not (plain and walks and whole) or gemm.output == "float32" or gemm.experts or gemm.residual:
+            return 0
+        staged = self.warpgroups * self.chunk * self.pitch * 2
+        return 2 if shared_bytes(gemm, schedule) + staged <= device.shared_per_block else 0
+
+    @property
+    def copied_rows(self) -> int:
+        """Activation rows of one tensor copy to the output: every turn's are a multiple."""
+        return math.gcd(self.chunk, self.schedule.tile_m)
 
     @property
     def team(self) -> int:

@@ -59,7 +59,10 @@ def place_memory(pool: Any, spec: Spec, grid: Grid, args: Arguments) -> Memory:
     scales = rows(geo.scale_stage_bytes, geo.scale_bytes, args.scales)
     zeros = rows(geo.zero_stage_bytes, geo.zero_bytes, args.zeros)
     teams = spec.schedule.warps // geo.team
-    staging = pool.alloc((teams, geo.chunk * geo.pitch), spec.gemm.output, align=128)
+    buffers = geo.store_buffers(spec.device)
+    # Tensor copies count rows of their swizzle by addresses.
+    staged = (teams * max(1, buffers), geo.chunk * geo.pitch)
+    staging = pool.alloc(staged, spec.gemm.output, align=1024 if buffers else 128)
     kind = ColumnSums if shares_columns(spec.schedule) else ClusterSums
     cluster_sums = kind(spec, grid, pool) if spec.schedule.split_k > 1 else None
     count = spec.decoder.decoder.table_words

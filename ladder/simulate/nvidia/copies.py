@@ -7,7 +7,7 @@ orders of arrival do not matter where everyone waits (PTX ISA, "Data movement: a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy as np
 
 from ladder.simulate.barriers import Mbarrier, each_active
 from ladder.simulate.cohort import Cohort
+from ladder.simulate.hardware import Hardware
 from ladder.simulate.matrix import swizzled
 from ladder.simulate.memory import Pointer, Tensor
 from ladder.simulate.nvidia.ptx import nothing
-from ladder.simulate.order import Actor
+from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import LANES, NUMPY, WITHIN, Array
@@ -155,6 +156,15 @@ class TensorMap:
                 first = (low - column) * self.element
                 result[index, first : first + part.size] = part
         return result
+
+    def existing(self, column: int, row: int, data: Array) -> Iterator[tuple[int, Array]]:
+        """Yield the byte and the bytes of each row of a box ``[rows, bytes]`` that lies in the tensor."""
+        low, high = max(column, 0), min(column + self.box[0], self.extents[0])
+        for index in range(self.box[1]):
+            if 0 <= row + index < self.extents[1] and low < high:
+                first = (low - column) * self.element
+                part = data[index, first : first + (high - low) * self.element]
+                yield (row + index) * self.pitch + low * self.element, part
 
 
 @dataclass(frozen=True)
@@ -336,6 +346,98 @@ def _copy_box(
             _land(c, warp, target, places, rows.reshape(-1), barrier, statement)
 
 
+# ---- tensor copies to global memory ------------------------------------------------------------------
+class StoreGroups:
+    """Groups of tensor stores of every warp.
+
+    committed: How many have been.
+    begun: Whether there are stores since the last one.
+    read: How many are known to have read shared memory.
+    last: Statement of the last store, 0 where there was none.
+    """
+
+    def __init__(self, machine: Hardware) -> None:
+        self.machine, warps = machine, machine.blocks * machine.block_warps
+        self.committed, self.begun, self.read, self.last = (np.zeros(warps, np.int32) for _ in range(4))
+
+    def check_read(self) -> None:
+        """Report blocks that ended before their copies had read what they stored."""
+        for warp in np.flatnonzero((self.last > 0) & (self.read < self.committed + self.begun)):
+            message = "a block ended before a tensor copy was known to have read its shared memory"
+            self.machine.log.add("race", int(self.last[warp]), message, "left unread")
+
+
+def _stores_of(c: Cohort) -> StoreGroups:
+    """Return the machine's groups of tensor stores."""
+    found = c.machine.extras.get("stores")
+    if found is None:
+        found = c.machine.extras["stores"] = StoreGroups(c.machine)
+        c.machine.at_end.append(found.check_read)
+    assert isinstance(found, StoreGroups)
+    return found
+
+
+def _store(t: Translator, call: CallView) -> Step:
+    tensor_map, statement = t.expression(call.operands[0]), call.statement
+    first, second, place = (t.read(operand) for operand in call.operands[1:])
+    if not isinstance(tensor_map, TensorMap):
+        raise UnknownCallError("a tensor copy to a map that the host does not encode")
+
+    def action(c: Cohort) -> None:
+        for _, warp, _, column, row, start in each_active(c, first(c), second(c), place(c)):
+            _store_box(c, tensor_map, warp, start & WITHIN, (column, row), statement)
+
+    return action
+
+
+def _store_box(c: Cohort, box: TensorMap, warp: int, start: int, at: tuple[int, int], statement: int) -> None:
+    """Copy one box from shared memory to what of it exists; it is read until a wait says otherwise."""
+    memory = c.machine.memory
+    if start % TENSOR_ALIGNMENT:
+        c.machine.log.add("misaligned", statement, f"a tensor copy from byte {start}: no multiple of 128")
+        return
+    places = swizzled(np.arange(start, start + box.box_bytes, BULK_UNIT), box.swizzle)
+    if places.max() + BULK_UNIT > memory.limit:
+        message = f"a copy from byte {int(places.max())} of shared memory of {memory.limit} bytes"
+        c.machine.log.add("out of bounds", statement, message, "bulk")
+        return
+    flat = places + warp // c.machine.block_warps * memory.pitch
+    warps = np.array([warp])
+    agents = memory.agents.stores(memory.clocks.own[warps])
+    stores = _stores_of(c)
+    epochs = stores.committed[warps] + 1
+    stores.begun[warp], stores.last[warp] = 1, statement
+    granules = memory.granules(flat, BULK_UNIT).reshape(1, -1)
+    actor = Actor(warps[:, None], agents[:, None], epochs[:, None], np.array(ASYNC_LANE))
+    memory.shadow.on_read(granules, actor, statement)
+    memory.shadow.check_proxy(granules, warps, statement)
+    memory.traffic["shared read"] += box.box_bytes
+    data = memory.shared[flat[:, None] + np.arange(BULK_UNIT)].reshape(box.box[1], -1)
+    for offset, values in box.existing(*at, data):
+        memory.write_global(box.tensor, offset, values, statement)
+
+
+def _commit_stores(t: Translator, call: CallView) -> Step:
+    def action(c: Cohort) -> None:
+        stores, warps = _stores_of(c), c.warps[c.active.any(axis=1)]
+        stores.committed[warps] += 1
+        stores.begun[warps] = 0
+
+    return action
+
+
+def _wait_stores(t: Translator, call: CallView) -> Step:
+    left = t.number(call.operands[0])
+
+    def action(c: Cohort) -> None:
+        clocks, stores, warps = c.machine.memory.clocks, _stores_of(c), c.warps[c.active.any(axis=1)]
+        agents = c.machine.memory.agents.stores(clocks.own[warps])
+        stores.read[warps] = np.maximum(stores.read[warps], stores.committed[warps] - left)
+        clocks.known[warps, agents] = np.maximum(clocks.known[warps, agents], stores.read[warps])
+
+    return action
+
+
 def _windows(t: Translator, call: CallView) -> Step:
     window_map, statement = t.expression(call.operands[1]), call.statement
     if not isinstance(window_map, WindowMap):
@@ -360,6 +462,9 @@ STEPS: dict[str, Callable[[Translator, CallView], Any]] = {
     "tirx.ptx.cp_async_bulk_g2s_cluster": _bulk,
     "tirx.ptx.cp_async_bulk_tensor_g2s_cluster": _tensor,
     "tirx.ptx.cp_async_bulk_tensor_g2s_cluster_im2col": _windows,
+    "tirx.ptx.cp_async_bulk_tensor_s2g": _store,
+    "tirx.ptx.cp_async_bulk_commit_group": _commit_stores,
+    "tirx.ptx.cp_async_bulk_wait_group": _wait_stores,
     "tirx.ptx.cp_async_bulk_prefetch": nothing,
     "tirx.ptx.cp_async_bulk_tensor_prefetch": nothing,
     "tirx.tvm_call_packed": lambda t, call: (_encode_windows if call.name == IM2COL else _encode)(t, call),

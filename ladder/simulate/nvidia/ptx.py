@@ -403,7 +403,7 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
     "tirx.ptx.mbarrier_arrive": _mbarrier_arrive,
     "tirx.ptx.mbarrier_arrive_expect_tx": _mbarrier_arrive,
     "tirx.ptx.fence_mbarrier_init": _fence_init,
-    "tirx.ptx.fence_proxy_async": lambda t, call: lambda c: c.machine.memory.clocks.fence_proxy(c.warps),
+    "tirx.ptx.fence_proxy": lambda t, call: lambda c: c.machine.memory.clocks.fence_proxy(c.warps),
     "tirx.ptx.griddepcontrol": nothing,
     "tirx.ptx.prefetch": nothing,
     "tirx.ptx.setmaxnreg": nothing,
