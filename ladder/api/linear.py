@@ -21,9 +21,9 @@ from ladder.api.scaled_linear import ScaledLinear
 from ladder.api.stored_weight import TYPES, Stored, StoredWeight, dequantize
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
-from ladder.runtime.cpu_words import Recovery, recovery
 from ladder.runtime.operator import is_captured, is_recorded
 from ladder.runtime.packed import PackedWeight
+from ladder.runtime.recovered_weight import Recovery, recovery
 from ladder.runtime.tokens import EIGHT_BIT
 from tile_types import QuantizedTensor, get_type
 from tile_types.arrays import as_torch
