@@ -11,7 +11,7 @@ import argparse
 import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -86,7 +86,7 @@ def candidates(gemm: Any, target: str) -> list[GpuSchedule]:
     tried += [s for tiles in EXPERT_TILES.values() for s in tiles]
     tried += [GpuSchedule("gemv", 8, stages=s, warps=w, split_k=k, warp_rows=r) for s, w, k, r in STREAMED]
     tried += [GpuSchedule("wgmma", m, n, k, stages=s, warps=w) for m, n, k, s, w in TILED]
-    placed = [GpuSchedule(**{**vars(s), "placement": placement}) for s in tried]
+    placed = [replace(s, placement=placement) for s in tried]
     return [s for s in dict.fromkeys(placed) if is_legal(gemm, device, s)]
 
 

@@ -11,7 +11,16 @@ from typing import Any
 import torch
 
 from ladder import knobs
-from ladder.api.fused_trials import Progress, TrialCache, built, checked, loaded, torch_seconds
+from ladder.api.fused_trials import (
+    Progress,
+    TrialCache,
+    built,
+    checked,
+    in_turns,
+    loaded,
+    seconds_of,
+    torch_seconds,
+)
 from ladder.api.superopt_calls import Contract
 from ladder.installation import cache_root
 from ladder.ir.graph import Graph
@@ -180,7 +189,7 @@ class Task:
         fixed = tuple(node.name for i, node in enumerate(program.symbolic.inputs) if i in constants)
         kept = TrialCache(self.database, report, self.device, self.trials, fixed) if self.database else None
         known = kept.read() if kept and self.reuse else None
-        if known:
+        if known and not (self.is_here and known[0][0].measured is None):  # kept where nothing was timed
             trials, torch = known
             best = loaded(built(trials[:1], self.device, 1), self.device) if self.is_here else []
             found = Superoptimized(program, report, tuple(trials), best[0][1] if best else None)
@@ -193,7 +202,7 @@ class Task:
         order, fused, torch = tuple(trial for trial, _ in kernels), None, math.inf
         if self.is_here:
             right = self._fastest(program, checked(loaded(kernels, self.device), function, inputs))
-            right = self._improved(program, right, function, inputs)
+            right = in_turns(self._improved(program, right, function, inputs), inputs)
             order, fused = tuple(trial for trial, _ in right), right[0][1]
             torch = torch_seconds(function, inputs)
         if kept:
@@ -245,7 +254,7 @@ class Task:
             raise VerificationError(
                 f"no kernel of {program.name} is accurate: relative errors {', '.join(errors)}"
             )
-        return sorted(good, key=lambda pair: float(pair[0].measured or 0.0))
+        return sorted(good, key=seconds_of)
 
 
 def beside_torch(found: Any) -> str:

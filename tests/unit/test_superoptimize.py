@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import ladder
 from benchmarks import superopt_graphs as graphs
+from ladder.api import fused_trials
 from ladder.api.superopt_calls import require_pure
 from ladder.api.tensor_program import decoded, packed_types, recorded, translated
 from ladder.ir import evaluate
@@ -245,6 +246,30 @@ def test_superoptimize(cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.as_json()["from_database"] is True
     assert [trial.as_json() for trial in again.trials] == [trial.as_json() for trial in found.trials]
     assert torch.equal(again(*inputs), found(*inputs))
+
+
+def test_what_was_found_where_the_device_is_not_is_timed_where_it_is(
+    cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [draw(4, 64), draw(64, 32), draw(64, 32)]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("ladder.api.superopt_task.Task.is_here", False)
+        untimed = ladder.superoptimize(gated, inputs, limits=QUICK, trials=3, seed=0)
+    assert untimed.fused is None
+    found = ladder.superoptimize(gated, inputs, limits=QUICK, trials=3)
+    assert "from the database" in str(found)
+    assert all(trial.measured for trial in found.trials)
+
+
+def test_the_nearly_fastest_kernels_are_timed_again(cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that other work slowed down the first time wins if it is the fastest."""
+    inputs = [draw(4, 64), draw(64, 32), draw(64, 32)]
+    found = ladder.superoptimize(gated, inputs, limits=QUICK, trials=3, seed=0)
+    assert found.fused is not None
+    timed = [(replace(found.best, measured=seconds), found.fused) for seconds in (1.0, 1.05, 1.2)]
+    again = iter([0.9, 0.7] * fused_trials.TURNS)
+    monkeypatch.setattr(fused_trials, "_seconds", lambda fused, given: next(again))
+    assert [trial.measured for trial, _ in fused_trials.in_turns(timed, inputs)] == [0.7, 0.9, 1.2]
 
 
 def test_what_torch_runs_faster_it_runs(cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
