@@ -163,6 +163,7 @@ COSTLY = frozenset(
         "unit/test_superopt_shrink.py",
         "unit/test_superopt_verifier.py",
         "unit/test_superoptimize.py",
+        "unit/test_superoptimized_calls.py",
         "unit/test_tuning.py",
         "unit/test_types_ops.py",
         "unit/test_types_packing.py",

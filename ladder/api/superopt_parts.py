@@ -1,4 +1,7 @@
-"""A captured function in parts: those that can be proved are superoptimized, the others compiled."""
+"""A function in parts: those that can be proved are superoptimized, the others compiled.
+
+What cannot be taken apart, such as a function with effects, is one part that torch runs.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ import torch
 import torch.fx
 
 from ladder.api.compiler import Compiler
-from ladder.api.superopt_calls import Contract
+from ladder.api.superopt_calls import Contract, readable
 from ladder.api.superopt_task import Superoptimized, Task, beside_torch, require_provable, require_type
 from ladder.api.tensor_program import (
     Recorded,
+    decoded,
+    name_of,
     packed_types,
     require_precision,
     step_of,
@@ -35,6 +40,9 @@ VIEWS = ("transpose", "t", "getattr", "contiguous")
 
 NOTHING_TO_FUSE = "one operator: there is nothing to fuse"
 
+IN_TORCH = "torch runs it as it is"
+"""Plan of a function that is not taken apart."""
+
 
 @dataclass(frozen=True)
 class FunctionPart:
@@ -53,17 +61,20 @@ class FunctionPart:
 
     def __str__(self) -> str:
         what = " ".join(self.operators)
-        return f"{what}: {self.kernels}" if self.kernels else f"{what}: not superoptimized, {self.reason}"
+        if self.kernels:
+            return f"{what}: {self.kernels}"
+        runs = f"; {self.plan}" if self.plan == IN_TORCH else ""
+        return f"{what}: not superoptimized, {self.reason}{runs}"
 
 
 @dataclass(frozen=True)
 class Partitioned:
-    """A function as parts, some of which are fused kernels with certificates.
+    """A function as parts, some of which may be fused kernels with certificates.
 
     name: Of the function.
     parts: In the order in which they run.
     run: All of them, of the function's inputs; None if kernels are for a device that is not here.
-    contract: What the function takes and returns.
+    contract: What the function takes and returns; None if torch runs it as it is.
     seconds, torch: That the parts take, and the function as torch runs it; infinity if that was not timed.
     unfused: The function, if torch runs it faster.
     """
@@ -80,16 +91,20 @@ class Partitioned:
         """Run the parts, or the function where torch is faster, of shapes that were optimised for."""
         if self.run is None:
             raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
-        if self.contract is not None:
-            self.contract.require(inputs)
+        if self.contract is None:
+            return self.run(*inputs)
         with torch.no_grad():
-            result = (self.unfused or self.run)(*inputs)
-        return result if self.contract is None else self.contract.laid_out(result)
+            if self.unfused is None:
+                return self.contract.call(self.run, inputs)
+            self.contract.require(inputs)
+            return self.unfused(*inputs)
 
     def __str__(self) -> str:
         """Say what runs each part, or that torch runs the function."""
         times = "" if math.isinf(self.torch) else f", {self.seconds * 1e6:.1f} us{beside_torch(self)}"
-        return "\n".join([f"{self.name} in {len(self.parts)} parts{times}", *map(str, self.parts)])
+        copied = self.contract.copies if self.contract else ""
+        count = "1 part" if len(self.parts) == 1 else f"{len(self.parts)} parts"
+        return "\n".join([f"{self.name} in {count}{times}{copied}", *map(str, self.parts)])
 
     @property
     def kernels(self) -> tuple[Superoptimized, ...]:
@@ -98,18 +113,30 @@ class Partitioned:
 
     @property
     def certificate(self) -> Certificate:
-        """That all optimised parts equal the function's: errors, rounds and draws add up."""
-        return joined([kernels.certificate for kernels in self.kernels])
+        """That all optimised parts equal the function's: errors, rounds and draws add up.
+
+        Raises VerificationError if no part was optimised: says why.
+        """
+        return joined([kernels.certificate for kernels in self._proved()])
 
     @property
     def stability(self) -> Stability:
-        """Of the optimised part with the largest error."""
-        return max((kernels.stability for kernels in self.kernels), key=lambda found: found.error)
+        """Of the optimised part with the largest error; VerificationError if there is none."""
+        return max((kernels.stability for kernels in self._proved()), key=lambda found: found.error)
+
+    def _proved(self) -> tuple[Superoptimized, ...]:
+        if not self.kernels:
+            reasons = "; ".join(part.reason for part in self.parts)
+            raise VerificationError(
+                f"no part of {self.name} was superoptimized, so nothing is proved: {reasons}"
+            )
+        return self.kernels
 
     def as_json(self) -> dict[str, Any]:
         """Return what a report shows."""
         return {
-            "program": self.name, "delta": self.certificate.error, "unfused": self.unfused is not None,
+            "program": self.name, "delta": self.certificate.error if self.kernels else None,
+            "unfused": self.unfused is not None,
             "parts": [
                 {
                     "operators": part.operators, "reason": part.reason, "plan": part.plan,
@@ -120,27 +147,46 @@ class Partitioned:
         }  # fmt: skip
 
 
+def as_torch(function: Callable[..., Any], inputs: Sequence[Any], error: LadderError) -> Partitioned:
+    """Return a function as torch runs it, its effects and gradients included.
+
+    error: Why it is not taken apart.
+    """
+
+    def run(*given: Any) -> Any:
+        return function(*decoded(given))
+
+    quantized = any(isinstance(given, QuantizedTensor) for given in inputs)
+    name = name_of(function)
+    part = FunctionPart((name,), None, str(error).removeprefix(f"{name}: "), IN_TORCH)
+    return Partitioned(name, (part,), run if quantized else function)
+
+
 def partitioned(
     function: Recorded, inputs: Sequence[Any], tensors: Sequence[torch.Tensor], task: Task, error: LadderError
 ) -> Partitioned:
     """Superoptimize the parts of a captured function that can be proved; compile the others.
 
     inputs, tensors: Of the function; and decoded.
-    error: Why it is not one program, or has no graph as one: raised again if no part can be optimised.
+    error: Why it is not one program, or has no graph as one.
     """
     cut = _Cut(function, inputs, tensors)
     pieces = cut.pieces()
     if len(pieces) == 1 and not isinstance(error, ConversionError):  # it is the program
-        pieces, task = list(cut.halves(pieces[0], error)), task.shorter()
+        pieces, task = list(cut.halves(pieces[0], error)) or pieces, task.shorter()
     parts = [part for nodes in pieces for part in cut.optimised(nodes, task)]
     if not any(part.kernels for part in parts):
-        reasons = [part.reason for part in parts if part.reason != NOTHING_TO_FUSE]
-        raise type(error)("; ".join(dict.fromkeys([str(error), *reasons])))
+        parts = [replace(part, part=replace(part.part, reason=_why(part.reason, error))) for part in parts]
     segments = cut.joined(parts)
     if not task.is_here:
         return Partitioned(cut.name, tuple(segment.part for segment in segments), None)
     run = _Run(cut, [cut.loaded(segment) for segment in segments])
     return Partitioned(cut.name, tuple(step.part for step in run.steps), run)
+
+
+def _why(reason: str, error: LadderError) -> str:
+    """Return why nothing of a function was optimised: of the part, or of the whole if that says more."""
+    return str(error) if reason == NOTHING_TO_FUSE else reason
 
 
 @dataclass(frozen=True)
@@ -204,8 +250,11 @@ class _Cut:
         return self.tensors.get(id(self.values[node])) if node.op == "placeholder" else None
 
     def is_view(self, node: torch.fx.Node) -> bool:
-        """Whether parts repeat a node."""
-        return node.op != "placeholder" and target_of(node) in VIEWS and node not in self.reasons
+        """Whether parts repeat a node: views, and what gives several tensors, which no part passes on."""
+        if node.op == "placeholder":
+            return False
+        several = not isinstance(self.values[node], torch.Tensor)
+        return several or (target_of(node) in VIEWS and node not in self.reasons)
 
     def sources(self, nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
         """Return what nodes take from outside of them, by way of views."""
@@ -252,6 +301,8 @@ class _Cut:
             found = self.values[value]
             if not isinstance(found, torch.Tensor):
                 raise ConversionError(f"{target_of(node)} of what is no tensor")
+            if not found.ndim:
+                raise ConversionError(f"{target_of(node)} of a tensor without axes")
             require_precision(target_of(node), found.dtype, self.dtype)
 
     def pieces(self) -> list[tuple[torch.fx.Node, ...]]:
@@ -319,7 +370,7 @@ class _Cut:
         """Return a part as a program, and as torch runs it; raises where equality to it is not decided."""
         sources = self.sources(nodes)
         graph = self.subgraph(sources, nodes[-1:])
-        tensors = [self.values[source].contiguous() for source in sources]
+        tensors = [readable(self.values[source]) for source in sources]
         require_type(self.values[nodes[-1]], tensors)
         name = f"{self.name}_{nodes[-1].name}"
         packed = packed_types([self.given(source) for source in sources])
@@ -331,7 +382,7 @@ class _Cut:
         """Return a value as kernels take it: quantized if it is such an input."""
         number = self.number(source)
         quantized = number is not None and isinstance(self.inputs[number], QuantizedTensor)
-        return self.inputs[number] if number is not None and quantized else self.values[source].contiguous()
+        return self.inputs[number] if number is not None and quantized else readable(self.values[source])
 
     def subgraph(
         self, sources: Sequence[torch.fx.Node], results: Sequence[torch.fx.Node]
@@ -371,7 +422,8 @@ class _Cut:
         wanted = {source for node in outside for source in self.sources([node])}
         results = tuple(node for node in segment.nodes if node in wanted)
         if segment.kernels:
-            return _Step(segment.part, sources, results, segment.kernels)
+            kernels = segment.kernels
+            return _Step(segment.part, sources, results, lambda *given: kernels(*map(readable, given)))
         for source in sources:
             if isinstance(self.given(source), QuantizedTensor):
                 raise ScheduleError(

@@ -70,19 +70,21 @@ class Superoptimized:
     def __call__(self, *inputs: Any) -> Any:
         """Run the fastest kernels; the program itself where torch is faster.
 
-        *inputs: Contiguous tensors of the shapes that were optimised for, and quantized matrices: each is
-            packed once, for as long as it lives.
+        *inputs: Tensors of the shapes that were optimised for (kernels get copies of those that are not
+            contiguous), and quantized matrices: each is packed once, for as long as it lives.
         Raises ShapeError, DTypeError, DeviceError, ConversionError if an argument is not what the function
             was optimised for, or gradients are asked for.
         """
         if self.fused is None:
             raise DeviceError("these kernels were built for a device that is not here; superoptimize there")
         if self.contract is None:
-            return self._run(inputs)
+            return self._run(*inputs)
+        if self.unfused is None:
+            return self.contract.call(self._run, inputs)
         self.contract.require(inputs)
-        return self.contract.laid_out(self._run(inputs))
+        return self._run(*inputs)
 
-    def _run(self, inputs: Sequence[Any]) -> Any:
+    def _run(self, *inputs: Any) -> Any:
         assert self.fused is not None  # the caller has looked
         if self.unfused is None:
             return self.fused(*self.fused.packed(inputs))
@@ -95,10 +97,11 @@ class Superoptimized:
         time = "not timed" if best.measured is None else f"{best.measured * 1e6:.1f} us"
         error = "" if best.error is None else f", relative error {best.error:.1e}"
         plans = "; ".join(map(str, best.lowering.schedules))
+        copied = self.contract.copies if self.contract else ""
         return (
             f"{self.program.name}: {len(self.report.found)} graphs {self.report.origin}; best of"
             f" {len(self.trials)} kernels {time}{error} ({plans}); equal but with probability"
-            f" {proof.error:.1e} ({proof.rounds} rounds){beside_torch(self)}"
+            f" {proof.error:.1e} ({proof.rounds} rounds){beside_torch(self)}{copied}"
         )
 
     @property

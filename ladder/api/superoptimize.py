@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ladder.api.fused_trials import Progress, torch_seconds
-from ladder.api.superopt_calls import Contract, copies, require_pure
-from ladder.api.superopt_parts import Partitioned, partitioned
+from ladder.api.superopt_calls import Contract, copies, readable, require_pure
+from ladder.api.superopt_parts import Partitioned, as_torch, partitioned
 from ladder.api.superopt_task import Superoptimized, Task, require_provable, require_type
 from ladder.api.tensor_program import Recorded, decoded, name_of, packed_types, recorded, translated
 from ladder.runtime.compile import target_of
@@ -71,49 +71,88 @@ def superoptimize(
     Returns
     -------
     Superoptimized
-        A callable with its certificate; `Partitioned`, with those of its parts, if it was cut.
+        A callable with its certificate; `Partitioned`, with those of its parts, if it was cut. Its text says
+        of each part what runs it, and where nothing was found, why; torch runs as it is what cannot be cut.
 
     Raises
     ------
-    ConversionError, VerificationError
-        If no part of the function is what block graphs express and equality can be decided of; names why.
-    ScheduleError
-        If no graph was found of any part, or none can be lowered.
+    TypeError, ValueError
+        If an argument is not of the kinds above.
     """
-    given = _given(function, inputs)
+    given = _given(function, inputs, constants)
+    task = Task(_here(given), limits, target, trials, checkpoint, seed, step, reuse, constants)
+    task.device  # noqa: B018  a target that is not known is an error, not a reason to run in torch
+    try:
+        with torch.random.fork_rng():
+            return _made(function, inputs, given, task)
+    except (ConversionError, VerificationError, ScheduleError) as error:
+        return as_torch(function, inputs, error)
+
+
+def _made(
+    function: Callable[..., Any], inputs: Sequence[Any], given: Sequence[torch.Tensor], task: Task
+) -> Superoptimized | Partitioned:
+    """Return kernels for a function, or for its parts, with its contract; raises if it is not taken apart."""
     tensors = copies(name_of(function), given)
-    where = target_of(tensors[0].device)
-    task = Task(where, limits, target, trials, checkpoint, seed, step, reuse, constants)
     found = recorded(function, tensors)
-    require_pure(found.name, found.module, given, tensors)
+    require_pure(found, given, tensors)
     contract = Contract.of(function, inputs, tensors, found)
-    return replace(_optimised(function, inputs, tensors, found, task), contract=contract)
+    made = replace(_optimised(function, inputs, tensors, found, task), contract=contract)
+    return _beside_torch(made, function, inputs) if task.is_here else made
 
 
-def _given(function: object, inputs: Sequence[Any]) -> list[Any]:
-    """Return inputs as tensors; raises unless they are, with elements, and the function can be called."""
+def _given(function: object, inputs: Sequence[Any], constants: Collection[int]) -> list[Any]:
+    """Return inputs as tensors; raises unless they are, and the function can be called."""
     require_callable(function, "superoptimize takes a function of tensors")
     sequence_of((torch.Tensor, QuantizedTensor), inputs, "inputs must be a list or tuple of tensors")
-    given = decoded(inputs)
-    for number, tensor in enumerate(given):
-        if not tensor.numel():
-            raise ConversionError(f"input {number} has no elements: kernels are made for extents from 1 on")
-    return given
+    for number in constants:
+        if number not in range(len(inputs)):
+            raise ValueError(f"constants are numbers of inputs, 0 to {len(inputs) - 1}; got {number!r}")
+    return decoded(inputs)
+
+
+def _here(tensors: Sequence[torch.Tensor]) -> str:
+    """Return the name of the device that inputs are on."""
+    return target_of(tensors[0].device)
 
 
 def _optimised(
-    function: Callable[..., Any], inputs: Sequence[Any], tensors: Sequence[Any], found: Recorded, task: Task
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    tensors: Sequence[torch.Tensor],
+    found: Recorded,
+    task: Task,
 ) -> Superoptimized | Partitioned:
     """Return the function's kernels, or those of its parts if it has none as a whole."""
-    examples = [x if isinstance(x, QuantizedTensor) else y for x, y in zip(inputs, tensors, strict=True)]
+    given = [
+        x if isinstance(x, QuantizedTensor) else y.contiguous() for x, y in zip(inputs, tensors, strict=True)
+    ]
     try:
+        if found.order is not None:
+            raise ConversionError(f"{found.name} returns a tuple; block graphs have one result")
         require_type(found.results[0], tensors)
         program = translated(found.name, found.module, found.examples, tensors, packed_types(inputs))
         require_provable(program)
-        return task.run(program, function, examples, task.constants)
+        return task.run(program, function, given, task.constants)
     except (ConversionError, VerificationError, ScheduleError) as error:
-        parts = partitioned(found, inputs, tensors, task, error)
-    if parts.run is None:
-        return parts
-    own, torch = (torch_seconds(call, examples) for call in (parts.run, function))
-    return replace(parts, seconds=own, torch=torch, unfused=function if torch < own else None)
+        return partitioned(found, inputs, tensors, task, error)
+
+
+def _beside_torch(
+    made: Superoptimized | Partitioned, function: Callable[..., Any], inputs: Sequence[Any]
+) -> Superoptimized | Partitioned:
+    """Return what was made with the times of calls with the examples, where those are not known yet.
+
+    Those of kernels are of contiguous tensors: where the examples are not, copies of them count.
+    """
+    assert made.contract is not None
+    run: Callable[..., Any] | None = (
+        made.run if isinstance(made, Partitioned) else replace(made, contract=None, unfused=None)
+    )
+    if isinstance(made, Superoptimized) and not made.contract.example.copied:
+        return made
+    assert run is not None  # kernels are for this device
+    own = torch_seconds(lambda *given: run(*map(readable, given)), inputs)
+    beside = torch_seconds(function, inputs)
+    timed = replace(made, torch=beside, unfused=function if beside < own else None)
+    return timed if isinstance(timed, Superoptimized) else replace(timed, seconds=own)

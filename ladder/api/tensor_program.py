@@ -69,12 +69,14 @@ def recorded(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Re
         raise ConversionError(
             f"{name} is {len(graphs)} graphs of tensor operators under capture; one is taken"
         )
-    results = result if isinstance(result, tuple) else (result,)
+    results = result if type(result) is tuple else (result,)
     numbers = {id(output): number for number, output in enumerate(outputs)}
     if any(id(y) not in numbers for y in results):
         raise ConversionError(f"{name} returns other than a tensor or a tuple of tensors that it computes")
     order = tuple(numbers[id(y)] for y in results)
-    return Recorded(name, *graphs[0], results, order if isinstance(result, tuple) else None)
+    if len(set(order)) < len(outputs):  # the others are what it looked at
+        raise ConversionError(f"what {name} computes depends on values of tensors, which it reads")
+    return Recorded(name, *graphs[0], results, order if type(result) is tuple else None)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -146,6 +148,9 @@ def translated(
         id(tensor): tracer.weight(tensor.shape) if number in packed else tracer.input(tensor.shape)
         for number, tensor in enumerate(inputs)
     }
+    bare = [number for number, tensor in enumerate(inputs) if not tensor.ndim]
+    if bare:
+        raise ConversionError(f"{name}: input {bare[0]} has no axes; block graphs have tiles of one or more")
     unused = [number for number, tensor in enumerate(inputs) if not any(tensor is x for x in examples)]
     if unused:
         raise ConversionError(f"{name} does not use input {unused[0]}: leave it out")

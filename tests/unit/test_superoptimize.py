@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import ladder
 from benchmarks import superopt_graphs as graphs
 from ladder.api import fused_trials
-from ladder.api.superopt_calls import require_pure
 from ladder.api.tensor_program import decoded, packed_types, recorded, translated
 from ladder.ir import evaluate
 from ladder.lower.blocks import BlockSchedule
@@ -28,7 +27,13 @@ from ladder.superopt.generator import Database, Limits, Program, get_program, in
 from ladder.superopt.generator.stored import identity
 from targets import get_device, host_cpu
 from tile_types import quantize
-from tile_types.errors import ConversionError, DTypeError, ScheduleError, ShapeError, VerificationError
+from tile_types.errors import (
+    ConversionError,
+    DTypeError,
+    ScheduleError,
+    ShapeError,
+    VerificationError,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -109,14 +114,22 @@ def test_what_cannot_be_translated_is_named(message: str) -> None:
 
 OUTSIDE_LAX = {
     "two exponentials on one path": lambda x: torch.exp(torch.exp(x)),
-    "relu has no finite-field semantics": lambda x: torch.relu(x),
+    "relu is outside LAX": lambda x: torch.relu(x),
 }
 
 
 @pytest.mark.parametrize("message", OUTSIDE_LAX)
-def test_what_is_outside_lax_is_named(message: str) -> None:
-    with pytest.raises(VerificationError, match=message):
-        ladder.superoptimize(OUTSIDE_LAX[message], [draw(16, 16)])
+def test_what_is_outside_lax_is_named_and_compiled(message: str, cache: None) -> None:
+    x = draw(16, 16)
+    found = ladder.superoptimize(OUTSIDE_LAX[message], [x])
+    (part,) = found.parts
+    assert message in part.reason
+    assert "chain" in part.plan
+    torch.testing.assert_close(found(x), OUTSIDE_LAX[message](x), rtol=2e-3, atol=1e-3)
+    assert found.as_json()["delta"] is None
+    for proof in ("certificate", "stability"):
+        with pytest.raises(VerificationError, match=f"so nothing is proved: .*{message}"):
+            getattr(found, proof)
 
 
 CASES = {
@@ -361,19 +374,6 @@ def test_what_has_no_graph_is_cut_in_halves(
     assert found.as_json()["unfused"] is not is_faster
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda x: torch.cos(x @ x), "cos has no counterpart"),
-        (lambda x: (x @ x).float(), "the result is torch.float32"),
-        (lambda x: x.sum(-1, keepdim=True).expand(16, 16) @ x, "expand has no counterpart"),
-    ],
-)
-def test_what_no_part_can_be_made_of_is_named(function: Any, message: str) -> None:
-    with pytest.raises(ConversionError, match=message):
-        ladder.superoptimize(function, [draw(16, 16)])
-
-
 def quantized_mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(F.linear(x, gate)) * (x @ up.T)
 
@@ -412,91 +412,8 @@ def fused_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return F.silu(x @ w) * 2.0
 
 
-SQUARE = replace(QUICK, split=False, proofs=2)
-
-
-def test_arguments_may_share_memory(cache: None) -> None:
-    """Optimised with one tensor for both inputs, called with distinct ones, views of one, and a result."""
-    one, other = draw(16, 16).float(), draw(16, 32)[:, :16].contiguous().float()
-    found = ladder.superoptimize(fused_product, [one, one], limits=SQUARE, trials=1)
-    both = torch.cat([one.reshape(-1), other.reshape(-1)])
-    overlapping = both[:256].view(16, 16), both[64:320].view(16, 16)
-    for x, w in ((one, one), (one, other), (other, one), overlapping, (found(one, other), one)):
-        assert torch.allclose(found(x, w), fused_product(x, w), rtol=1e-5, atol=1e-6)
-
-
-def test_inputs_without_elements_are_named() -> None:
-    with pytest.raises(ConversionError, match="input 0 has no elements"):
-        ladder.superoptimize(fused_product, [draw(0, 16), draw(16, 16)])
-
-
-def test_inputs_that_are_not_used_change_nothing(cache: None) -> None:
-    x, w = draw(16, 16), draw(16, 16) * 2
-    found = ladder.superoptimize(
-        lambda x, spare, w: fused_product(x, w), [x, draw(4), w], limits=SQUARE, trials=1
-    )
-    assert found.parts[0].kernels is not None
-    torch.testing.assert_close(found(x, draw(4), w), fused_product(x, w), rtol=2e-2, atol=2e-2)
-
-
-def test_functions_that_ask_whether_arguments_are_one_tensor(cache: None) -> None:
-    def asking(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return F.silu(x @ w) * (2.0 if x is w else 3.0)
-
-    x, w = draw(16, 16).float(), draw(16, 32)[:, :16].contiguous().float()
-    found = ladder.superoptimize(asking, [x, w], limits=SQUARE, trials=1)
-    assert torch.allclose(found(x, w), asking(x, w), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConversionError, match="something else where its input 1 is input 0"):
-        found(x, x)
-    with pytest.raises(ConversionError, match="something else"):
-        ladder.superoptimize(asking, [x, x], trials=1)
-
-
-def test_calls_are_held_to_the_contract(cache: None) -> None:
-    x, w = draw(16, 16).float(), draw(16, 16).float()
-    found = ladder.superoptimize(fused_product, [x, w], limits=SQUARE, trials=1)
-    with pytest.raises(ConversionError, match="requires gradients"):
-        found(x.clone().requires_grad_(), w)
-    with torch.no_grad():
-        assert not found(x.clone().requires_grad_(), w).requires_grad
-    with pytest.raises(ShapeError, match="takes 2 tensors, got 1"):
-        found(x)
-    with pytest.raises(ShapeError, match="optimised for"):
-        found(x[:8], w)
-    with pytest.raises(ShapeError, match="not contiguous"):
-        found(x.t(), w)
-    with pytest.raises(DTypeError, match=r"optimised for torch\.float32"):
-        found(x.half(), w.half())
-
-
-EFFECTS = {
-    "mul_ writes in place": lambda x, w: x.mul_(2) * w + w,
-    "setitem writes in place": lambda x, w: (x.__setitem__(0, 1.0), x * w + w)[1],
-    "add writes in place": lambda x, w: torch.add(x, w, out=x) * w,
-}
-
-
-@pytest.mark.parametrize("message", EFFECTS)
-def test_effects_are_refused_and_examples_stay(message: str) -> None:
-    x, w = draw(16, 16), draw(16, 16)
-    before = x.clone(), w.clone()
-    with pytest.raises(ConversionError, match=message):
-        ladder.superoptimize(EFFECTS[message], [x, w], trials=1)
-    assert torch.equal(x, before[0])
-    assert torch.equal(w, before[1])
-    assert x._version == 0
-
-
-def test_operators_named_after_keywords_write_nothing() -> None:
-    inputs = [draw(16, 16), draw(16, 16)]
-    found = recorded(lambda x, w: torch.where((x > 0) & (w > 0), x, w), inputs)
-    require_pure(found.name, found.module, inputs, inputs)
-
-
 def test_types_are_computed_as_asked(cache: None) -> None:
-    """float64 is refused; what converts to another type runs in torch, as a part of its own."""
-    with pytest.raises(ConversionError, match=r"input 0 is torch\.float64"):
-        ladder.superoptimize(fused_product, [draw(16, 16).double(), draw(16, 16).double()], trials=1)
+    """What converts to another type runs in torch, as a part of its own."""
     for convert in (lambda x: x.to(torch.int8).float(), lambda x: x.half().float()):
         function = lambda x, w, convert=convert: convert(x) * w + w  # noqa: E731
         x, w = torch.randint(-5, 6, (16, 16)).float(), draw(16, 16).float()
