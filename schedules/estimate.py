@@ -22,6 +22,7 @@ from schedules.footprint import SLICED, resources
 from schedules.layouts import lane_of
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule, Schedule
+from schedules.spilling import measured_beside
 from schedules.tuning import Measurement
 from targets import TileDevice, get_device
 
@@ -174,10 +175,13 @@ class Estimator:
 
     def _legal(self, rows: Iterable[Measurement], other: Gemm | None = None) -> list[Measurement]:
         """Return what was measured, of ``other`` if given, at the nearest shape of schedules legal here."""
+        spilling = measured_beside(self.gemm, self.device)
         return [
             transferred(row, other or self.gemm, self.device)
             for row in nearest(list(rows), self.gemm)
-            if isinstance(row.schedule, GpuSchedule) and is_legal(self.gemm, self.device, row.schedule)
+            if isinstance(row.schedule, GpuSchedule)
+            and row.schedule not in spilling
+            and is_legal(self.gemm, self.device, row.schedule)
         ]
 
     @property

@@ -257,7 +257,7 @@ def rank(
 def avoid(gemm: Gemm, device: TileDevice, schedule: Schedule) -> bool:
     """Choose no schedule from now on that spills as this one was seen to; return whether that is news.
 
-    What was measured to be the fastest is chosen all the same.
+    What was measured to be the fastest is chosen all the same, if it was this kernel (`measured_beside`).
     """
     if not isinstance(schedule, GpuSchedule) or not note_spilling(gemm, device, schedule):
         return False

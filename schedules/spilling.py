@@ -28,6 +28,16 @@ def seen_spilling(gemm: Gemm, device: TileDevice) -> tuple[GpuSchedule, ...]:
     return _seen.get(_kind(gemm, device), ())
 
 
+def measured_beside(gemm: Gemm, device: TileDevice) -> tuple[GpuSchedule, ...]:
+    """Return the schedules that spill here although they were measured, as another kernel.
+
+    Times are those of plain products: a kernel that adds a residual, or reads windows of an image, may spill
+    where the measured one did not. Of a plain product, the kernel that spills is the one that was measured.
+    """
+    ends = gemm.bias or gemm.epilogue or gemm.residual or gemm.factor
+    return seen_spilling(gemm, device) if ends or gemm.gate or gemm.windows is not None else ()
+
+
 def note_spilling(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> bool:
     """Remember that a schedule's kernel spills; return whether that is news."""
     known = seen_spilling(gemm, device)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.spills import TARGETS, Shipped, compiled, kernels, served
 from ladder.api.problem import gemm_for
+from ladder.runtime.compile import Request, serving
+from schedules import policy, spilling
 from schedules.footprint import moves_registers, registers_per_thread
 from schedules.legal import placement_for
 from schedules.policy import rank
@@ -92,6 +96,27 @@ def test_kernels_that_add_a_residual_to_plain_fp8_do_not_spill(tile_m: int, stag
     )
     assert moves_registers(gemm, schedule)
     assert not compiled(Shipped(gemm, target, str(schedule))).spilled
+
+
+@pytest.fixture
+def nothing_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No kernel was seen to spill, and none is kept."""
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(spilling, "_seen", {})
+    policy.best_schedule.cache_clear()
+    yield
+    policy.best_schedule.cache_clear()
+
+
+@pytest.mark.parametrize(("n", "k", "m"), [(8832, 2688, 2873), (13952, 3776, 2873), (13952, 3776, 500)])
+def test_a_kernel_that_does_not_spill_serves_plain_fp8_with_a_residual(
+    n: int, k: int, m: int, nothing_seen: None
+) -> None:
+    """The policy's tiles of these shapes spill: one of 256 rows was measured, without a residual."""
+    gemm = replace(gemm_for(n, k, "fp8_e4m3", "fp8_e4m3"), residual=True)
+    request = serving(Request(gemm, _target("cuda/sm_90a")), m)
+    assert request.plan is not None
+    assert not compiled(Shipped(gemm, request.target.name, str(request.plan.schedule_for(m)))).spilled
 
 
 @pytest.mark.slow

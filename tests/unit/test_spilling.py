@@ -16,9 +16,10 @@ from ladder.runtime.build import Job, Kernel
 from ladder.runtime.compile import Request, obtain, plan_for, serving
 from ladder.runtime.spills import spilled
 from schedules import policy, spilling
-from schedules.policy import avoid, rank
+from schedules.policy import avoid, make_plan, rank
 from schedules.schedule import GpuSchedule
 from schedules.spilling import TRIES, spills_like
+from schedules.tuning import TuningDatabase
 from targets import get_device
 
 B200 = get_device("cuda/sm_100a")
@@ -87,6 +88,20 @@ def test_a_plan_has_the_next_best_where_kernels_spill(monkeypatch: pytest.Monkey
     assert plan.schedule_for(16) != before.schedule_for(16)
     assert obtain(request)[0] == plan
     assert serving(request, 4096).plan.schedule_for(4096) == plan.schedule_for(4096)
+
+
+def test_what_was_measured_without_a_residual_is_not_chosen_where_it_spills_with_one() -> None:
+    plain = gemm_for(13952, 3776, "fp8_e4m3", "fp8_e4m3")
+    request = Request(replace(plain, residual=True), "cuda/sm_90a")
+    before = plan_for(request).schedule_for(500)
+    rows = TuningDatabase(None).measurements(request.target, plain)
+    assert before in [row.schedule for row in rows]
+    assert avoid(request.gemm, request.target, before)
+    after = plan_for(request)
+    assert before not in [schedule for _, schedule in after.entries]
+    own = make_plan(plain, request.target, TuningDatabase(None)).schedule_for(500)
+    assert avoid(plain, request.target, own)
+    assert make_plan(plain, request.target, TuningDatabase(None)).schedule_for(500) == own
 
 
 def test_tries_are_limited_and_a_plan_of_the_user_stands(monkeypatch: pytest.MonkeyPatch) -> None:
