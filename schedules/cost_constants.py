@@ -89,7 +89,7 @@ TO_FP8: dict[str, float] = {
 }
 """wgmma: the same where weights are decoded to fp8.
 
-Fitted to 542 runs of int4 on an H200 and an H100, from one row to 2,048 (benchmarks/README.md).
+Fitted to 542 runs of int4 on an H200 and an H100, from one row to 2,048.
 `STEP_CYCLES`, `FIRST_BYTE_SECONDS` and `BLOCK_SECONDS` follow from 37 pairs that differ in `tile_k` and
 `stages` alone. `L2_KEPT` here and of `FP8` is read off 10 and 18 kernels by stream-K on an H100
 (``benchmarks/results/h100_stream_tails_2026-11-26.json``).
