@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -19,9 +19,12 @@ from ladder.superopt.generator import Limits
 from tile_types.errors import (
     ConversionError,
     ScheduleError,
+    ShapeError,
     VerificationError,
     require_callable,
+    require_kind,
     sequence_of,
+    whole_number,
 )
 from tile_types.quantized import QuantizedTensor
 
@@ -76,10 +79,11 @@ def superoptimize(
 
     Raises
     ------
-    TypeError, ValueError
+    DTypeError, ShapeError
         If an argument is not of the kinds above.
     """
-    given = _given(function, inputs, constants)
+    given = _given(function, inputs)
+    _require_options(len(given), limits, trials, constants)
     task = Task(_here(given), limits, target, trials, checkpoint, seed, step, reuse, constants)
     task.device  # noqa: B018  a target that is not known is an error, not a reason to run in torch
     try:
@@ -101,14 +105,24 @@ def _made(
     return _beside_torch(made, function, inputs) if task.is_here else made
 
 
-def _given(function: object, inputs: Sequence[Any], constants: Collection[int]) -> list[Any]:
+def _given(function: object, inputs: Sequence[Any]) -> list[Any]:
     """Return inputs as tensors; raises unless they are, and the function can be called."""
     require_callable(function, "superoptimize takes a function of tensors")
     sequence_of((torch.Tensor, QuantizedTensor), inputs, "inputs must be a list or tuple of tensors")
-    for number in constants:
-        if number not in range(len(inputs)):
-            raise ValueError(f"constants are numbers of inputs, 0 to {len(inputs) - 1}; got {number!r}")
+    if not inputs:
+        raise ShapeError("inputs is empty: superoptimize takes an example of each tensor of the function")
     return decoded(inputs)
+
+
+def _require_options(count: int, limits: object, trials: object, constants: object) -> None:
+    """Check the options of a function of so many tensors; raises DTypeError or ShapeError."""
+    require_kind(limits, (Limits, type(None)), "limits must be ladder.superopt.generator.Limits")
+    if whole_number(trials, "trials") < 1:
+        raise ShapeError(f"trials must be 1 or more, got {trials}")
+    require_kind(constants, Collection, "constants is a list of numbers of inputs")
+    for number in cast(Collection[object], constants):
+        if number not in range(count):
+            raise ShapeError(f"constants are numbers of inputs, 0 to {count - 1}; got {number!r}")
 
 
 def _here(tensors: Sequence[torch.Tensor]) -> str:

@@ -13,11 +13,13 @@ import torch
 import torch.fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ladder import faults
 from ladder.api.aliasing import Separated
 from ladder.api.compiler import Compiler
 from ladder.capture.captured import run_as_is
 from ladder.capture.trace.graph_module import respell, switched
 from ladder.runtime.model.build import Built
+from tile_types.errors import ValueRangeError
 
 
 class DynamoCompiler(Compiler):
@@ -38,12 +40,21 @@ compiler = DynamoCompiler()
 """What compiles every graph; `Compiler.built` and `Compiler.refused` say what became of each."""
 
 
-def backend(module: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Callable[..., Any]:
+def backend(
+    module: torch.fx.GraphModule, examples: list[Any], *, mode: str | None = None, options: Any = None
+) -> Callable[..., Any]:
     """Compile a graph that torch's own capture made; see `ladder.compile` for ours.
 
     Sizes that torch left open are symbols of the plan. Floats that it left open it is asked to fix: a plan
     takes none.
+
+    mode, options: Of `torch.compile`, with a meaning for torch's own backend alone; a mode gives a warning.
+    Raises ValueRangeError if there are options.
     """
+    if options:
+        raise ValueRangeError(f"the backend 'ladder' takes no options, got {', '.join(map(str, options))}")
+    if mode is not None:
+        faults.warn_once(f"mode {mode}", f"the backend 'ladder' has no modes: mode={mode!r} changes nothing")
     fix_floats(module)
     examples = with_full_precision(module, examples)
     respell(module)

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ladder.api.compiler import Compiler
+from ladder.faults import LadderWarning
 from ladder.integrations import dynamo
 from ladder.integrations.dynamo import backend
 
@@ -247,3 +248,13 @@ def test_sizes_that_only_elements_of_arguments_show_are_read_in_each_call() -> N
             torch.testing.assert_close(fast(x, np.int64(more)), _padded(x, np.int64(more)))
     assert len(compiler.refused) == refused
     assert 0 < len(compiler.built) - before <= 5  # the first sizes alone, open ones, extents of 1 and 0
+
+
+def test_options_of_other_backends() -> None:
+    x = torch.randn(3, 8)
+    with pytest.raises(Exception, match="the backend 'ladder' takes no options, got max_autotune"):
+        torch.compile(torch.nn.Linear(8, 8), backend="ladder", options={"max_autotune": True})(x)
+    layer = torch.nn.Linear(8, 8)
+    with pytest.warns(LadderWarning, match="mode='reduce-overhead' changes nothing"):
+        y = torch.compile(layer, backend="ladder", mode="reduce-overhead")(x)
+    torch.testing.assert_close(y, layer(x))

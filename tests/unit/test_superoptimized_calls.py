@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,7 @@ import ladder
 from ladder.api.superopt_calls import require_pure
 from ladder.api.tensor_program import recorded
 from ladder.superopt.generator import Limits
-from tile_types.errors import ConversionError, DTypeError, ShapeError, UnknownNameError
+from tile_types.errors import ConversionError, DTypeError, LadderError, ShapeError
 
 SQUARE = Limits(operators=6, workers=1, split=False, proofs=2)
 
@@ -166,12 +168,22 @@ def test_functions_that_ask_how_arguments_lie(cache: None) -> None:
         ladder.superoptimize(asking, [w, w], limits=SQUARE, trials=1)(x, w)
 
 
-def test_wrong_options_are_errors_of_their_own() -> None:
-    inputs = [draw(16, 16), draw(16, 16)]
-    with pytest.raises(ValueError, match="constants are numbers of inputs, 0 to 1; got 2"):
-        ladder.superoptimize(fused_product, inputs, constants=[2])
-    with pytest.raises(UnknownNameError, match="cuda/sm_9z"):
-        ladder.superoptimize(fused_product, inputs, target="cuda/sm_9z")
+WRONG: dict[str, dict[str, Any]] = {
+    "constants are numbers of inputs, 0 to 1; got 2": {"constants": [2]},
+    "constants is a list of numbers of inputs, got int": {"constants": 0},
+    "unknown device 'cuda/sm_9z'": {"target": "cuda/sm_9z"},
+    "limits must be ladder.superopt.generator.Limits, got int": {"limits": 3},
+    "trials must be 1 or more, got 0": {"trials": 0},
+    "trials": {"trials": "4"},
+    "inputs is empty": {"inputs": []},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_options_are_errors_of_their_own(message: str) -> None:
+    given = {"inputs": [draw(16, 16), draw(16, 16)], **WRONG[message]}
+    with pytest.raises(LadderError, match=message):
+        ladder.superoptimize(fused_product, **given)
 
 
 def test_inputs_that_are_not_used_change_nothing(cache: None) -> None:
