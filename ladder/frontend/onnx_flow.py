@@ -53,6 +53,8 @@ class Flow:
         """Values that stages read and none makes."""
         self.homes: dict[str, tuple[str, int]] = {}
         """Size -> value of the call and axis that show it."""
+        self.named: set[str] = set()
+        """Names within the shapes of values of the call."""
         self.fresh = 0
         self.piece = self._next_piece()
         """The plan in the making, which is the last stage."""
@@ -67,8 +69,15 @@ class Flow:
         self.fresh += 1
         return self.fresh
 
+    def size(self) -> str:
+        """Return a name for a size that no value of a call has: inputs of branches have those of the model."""
+        while (found := f"u{self.number()}") in self.named:
+            pass
+        return found
+
     def show(self, name: str, shape: Sequence[Extent]) -> None:
         """Note which sizes a value of a call shows."""
+        self.named.update(names_in(shape))
         for axis, extent in enumerate(shape):
             if isinstance(extent, str) and extent.isidentifier():
                 self.homes.setdefault(extent, (name, axis))
@@ -82,8 +91,7 @@ class Flow:
         shape = shape_of(info)
         if shape is not None:
             named = [
-                extent if extent is not None and self.is_shown(extent) else f"u{self.number()}"
-                for extent in shape
+                extent if extent is not None and self.is_shown(extent) else self.size() for extent in shape
             ]
             self.show(name, named)
             info = tensor_info(info.tensor_type.elem_type, named)

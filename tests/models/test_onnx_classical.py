@@ -16,6 +16,7 @@ from ladder.faults import LadderWarning
 from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.onnx_ops import trees as trees_in_torch
 from ladder.runtime.onnx_ops.evaluate import operation_of
+from ladder.runtime.onnx_ops.support_vectors import coupled
 from ladder.runtime.onnx_ops.table import TABLE
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
@@ -304,6 +305,53 @@ def test_classes_by_products(post: str) -> None:
     assert len(fast.staged.stages) == 1
     for found, right in zip(fast(x), wanted, strict=True):
         torch.testing.assert_close(found, torch.from_numpy(right))
+
+
+def test_probabilities_of_classes_by_pairs() -> None:
+    """They are the minimum of a quadratic form over vectors that sum up to one."""
+    pairs = np.random.default_rng(3).uniform(0.05, 0.95, (4, 4))
+    pairs[np.tril_indices(4, -1)] = (1 - pairs.T)[np.tril_indices(4, -1)]
+    system = np.ones((5, 5)) - np.diag([0.0, 0, 0, 0, 1])
+    for i in range(4):
+        for j in range(4):
+            others = [pairs[k, i] ** 2 for k in range(4) if k != i]
+            system[i, j] = sum(others) if i == j else -pairs[j, i] * pairs[i, j]
+    exact = np.linalg.solve(system, [0, 0, 0, 0, 1])[:4]
+    assert np.abs(coupled(pairs) - exact).max() < 2e-3
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], [4, 9], ["a", "b", "c"], [4, 9, 2]])
+@pytest.mark.parametrize("proba", [False, True])
+def test_support_vectors(labels: list[Any], proba: bool) -> None:
+    """Beside votes and pairs of linear kernels, computed here."""
+    count, draw = len(labels), np.random.default_rng(1)
+    pairs = [(i, j) for i in range(count) for j in range(i + 1, count)]
+    vectors, weights = draw.standard_normal((2 * count, 3)), draw.standard_normal((count - 1, 2 * count))
+    rho, a, b = (draw.standard_normal(len(pairs)) for _ in range(3))
+    kind = "classlabels_strings" if isinstance(labels[0], str) else "classlabels_ints"
+    node = helper.make_node(
+        "SVMClassifier", ["x"], ["label", "scores"], domain=ML, kernel_type="LINEAR", rho=rho,
+        support_vectors=vectors.ravel(), coefficients=weights.ravel(), vectors_per_class=[2] * count,
+        **{kind: labels},
+        **({"prob_a": a, "prob_b": b} if proba else {}),
+    )  # fmt: skip
+    fast = ladder.compile(
+        model_of([node], [helper.make_empty_tensor_value_info(name) for name in ("label", "scores")])
+    )
+    x = draw.standard_normal((9, 3)).astype(np.float32)
+    names, scores = fast(torch.from_numpy(x))
+    dots = x @ vectors.T
+    for row in range(9):
+        votes, chance = np.zeros(count), np.zeros((count, count))
+        for at, (i, j) in enumerate(pairs):
+            one, other = slice(2 * i, 2 * i + 2), slice(2 * j, 2 * j + 2)
+            found = rho[at] + weights[j - 1, one] @ dots[row, one] + weights[i, other] @ dots[row, other]
+            votes[i if found > 0 else j] += 1
+            chance[i, j] = 1 / (1 + np.exp(a[at] * found + b[at]))
+            chance[j, i] = 1 - chance[i, j]
+        assert names[row] == labels[votes.argmax()]
+        if proba:
+            assert np.abs(scores[row].numpy() - coupled(chance)).max() < 1e-3
 
 
 def test_columns_of_a_vector_are_a_row() -> None:

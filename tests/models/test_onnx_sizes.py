@@ -250,3 +250,29 @@ def test_slices_by_sizes_from_the_end() -> None:
         torch.testing.assert_close(fast(x, torch.randn(rows, 4)), x[-rows:])
     with pytest.raises(ladder.LadderError):
         fast(x, torch.randn(0, 4))
+
+
+def test_sizes_that_are_called_as_those_of_plans_are() -> None:
+    """The number of kept rows is another size than that of ``z``, which the model happens to call ``u1``."""
+    nodes = [
+        helper.make_node("Compress", ["x", "c"], ["kept"], axis=0),
+        helper.make_node("Size", ["kept"], ["count"]),
+        helper.make_node("Relu", ["z"], ["r"]),
+        helper.make_node("Relu", ["kept"], ["y"]),
+    ]
+    kinds = {"x": (TensorProto.FLOAT, "n"), "c": (TensorProto.BOOL, "n"), "z": (TensorProto.FLOAT, "u1")}
+    graph = helper.make_graph(
+        nodes,
+        "named",
+        [helper.make_tensor_value_info(name, kind, [size]) for name, (kind, size) in kinds.items()],
+        [helper.make_empty_tensor_value_info(name) for name in ("count", "r", "y")],
+    )
+    fast = ladder.compile(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    )
+    for rows, kept in ((5, 2), (4, 0), (6, 6)):
+        x, z = torch.randn(rows), torch.randn(3)
+        count, r, y = fast(x, torch.arange(rows) < kept, z)
+        assert count.item() == kept
+        torch.testing.assert_close(r, z.relu())
+        torch.testing.assert_close(y, x[:kept].relu())

@@ -10,6 +10,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
+from ladder.runtime.onnx_ops.support_vectors import SVMClassifier
 from ladder.runtime.onnx_ops.values import array_of, value_of
 from tile_types.errors import MissingToolError
 
@@ -55,9 +56,8 @@ def _evaluator(op: Operation, names: Sequence[str]) -> Any:
     node = onnx.helper.make_node(name, names, results, domain=domain, **given)
     sides = [[onnx.helper.make_tensor_value_info(n, 0, None) for n in side if n] for side in (names, results)]
     graph = onnx.helper.make_graph([node], "one", *sides)
-    return ReferenceEvaluator(
-        onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(domain, op.version)])
-    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(domain, op.version)])
+    return ReferenceEvaluator(model, new_ops=[SVMClassifier] if name == SVMClassifier.__name__ else None)
 
 
 def _attribute(key: str, value: Any) -> Any:
