@@ -25,32 +25,32 @@ log = logging.getLogger("ladder.capture")
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
 MAX_RECORDS = 32
-"""At one point of a program, one for each call that was recorded there."""
+"""Most records at one resume point."""
 MAX_REPEATED = 128
-"""At one point of a program that one call comes to again and again."""
+"""Most records at a resume point that one call reaches repeatedly, as in a loop."""
 MAX_POINTS = 2048
 MAX_FAILURES = 12
 MISSES_BEFORE_LIFTING = 1
 MISSES_BEFORE_REWRITTEN = 0
 MISSES_BEFORE_EXTENTS = 0
 MAX_ATTEMPTS = 20
-"""Times that the records before one branch are dropped to record both sides together."""
+"""How often the records before one branch are dropped to record both sides together."""
 MAX_SURPRISES = 3
-"""Times that a side comes up after the other one was recorded alone."""
+"""How often one side of a branch is taken after the other was recorded alone."""
 CALLS_BEFORE_RECORDING = 32
-"""Calls of a case that no record can be open for before it is recorded: about what recording it costs."""
+"""Calls of a case that needs a record of its own before it is recorded: about what recording costs."""
 MAX_PASSED = 1024
 """Cases whose calls are counted."""
 OPEN_CALLS_PER_LOOK = 8
 """Calls in a row by a record for open sizes after which those for fixed ones are looked at again."""
 DEEPEST = 3
-"""Conditionals of two known sides inside of one another at most: the number of paths doubles with each."""
+"""Greatest nesting of conditionals with two known sides: the number of paths doubles with each."""
 MOST_NESTED = 12
-"""Conditionals inside of one another at most, those included of which one side is known, as of checks."""
+"""Greatest nesting of conditionals, also of those with one known side, such as checks."""
 
 
 class Signal:
-    """What a record's function gives in place of a point."""
+    """A value that a record's function returns instead of a resume point."""
 
     __slots__ = ("name",)
 
@@ -62,7 +62,7 @@ FAILED = Signal("an operator of the graph raised")
 
 
 def failure(error: Exception) -> tuple[Exception, str]:
-    """Return what a graph raised, without frames, which hold objects of the program, and its place."""
+    """Return a graph's error, without its frames, which keep objects alive, and where it was raised."""
     place = place_of_fault(error)
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None), place
@@ -74,9 +74,9 @@ class Record:
 
     ``run(*roots)`` returns the number of the check that failed, or a pair of what comes next;
     ``check(*roots)`` is the guard alone: 0, or what failed, as `heap.guard_lines` says.
-    `pinned`: the ids of the objects of the program that it holds.
-    `rewritten`: the paths of what it takes to be what it was, and replaces.
-    `assumed`: the numbers of its graph that it takes to be what they were.
+    `pinned`: the ids of the program's objects that it keeps alive.
+    `rewritten`: the paths of values that its guard checks and its mock replaces.
+    `assumed`: the numbers computed by its graph that it assumes to be those of the recorded run.
     `calls_cached`: whether its guard calls functions behind `functools.cache`.
     `where`: the lines of all frames at its graph break, the innermost last.
     `follows`: the resume points that may come next. `unseen`: whether it ends the program, or at another
@@ -106,20 +106,20 @@ class Record:
     branches: frozenset[ResumePoint] = frozenset()
 
     def rewrites(self, path: str) -> bool:
-        """Say whether each call by it replaces what lies at `path`, or what that is in."""
+        """Say whether its mock replaces the value at `path`, or an object that contains it."""
         return any(path == each or path.startswith((f"{each}[", f"{each}.")) for each in self.rewritten)
 
     def assumes(self, here: Any) -> bool:
-        """Say whether it takes a number that was read at an instruction to be what it was."""
+        """Say whether it assumes the value of the number that was read at an instruction."""
         return self.assumed is not None and any(item.here == here for item in self.assumed.numbers)
 
     @property
     def is_open(self) -> bool:
-        """Whether its graph is for open sizes."""
+        """Whether its graph has open sizes."""
         return self.graph is not None and "open" in self.graph.meta
 
     def changes(self, met: dict[Record, set[int] | None] | None = None) -> set[int] | None:
-        """Return the numbers of the roots that a run from here to the end changes; None if unknown."""
+        """Return the indices of the roots that a run from here to the end changes; None if unknown."""
         met = {} if met is None else met
         if not self.unseen or len(met) >= MAX_RECORDS:
             return None
@@ -133,7 +133,7 @@ class Record:
         return met[self]
 
     def serves(self, values: tuple[Any, ...]) -> bool:
-        """Say whether this, which begins at a branch, serves its side for other `values` at the point."""
+        """Say whether this record of one side of a branch holds for other `values` at the branch."""
         return bool(self.check(*values, self.side) == 0)
 
 
@@ -185,7 +185,7 @@ class ResumePoint:
             self.store.drop_before(self)
 
     def known(self) -> list[Record]:
-        """Return what has been recorded from here, also what no call can come to: it tells of branches."""
+        """Return all records from here, also those that no call reaches any more: they describe branches."""
         return [*self.records, *self.spare]
 
     def take_back(self) -> None:
@@ -200,9 +200,9 @@ class ResumePoint:
         self.mixed = len({record.is_open for record in self.records if record.graph is not None}) > 1
 
     def note_served(self, run: Callable[..., Any], roots: tuple[Any, ...]) -> None:
-        """Try first what serves the calls that come: a record for their sizes alone, if there is one.
+        """Move a record of fixed sizes to the front where one serves the calls that come.
 
-        Its plan is faster, but each call of other sizes looks at its guard in vain.
+        Its plan is faster, but for calls of other sizes its guard is checked for nothing.
         """
         served = next((record for record in self.records if record.run is run), None)
         self.in_turn = self.in_turn + 1 if served is not None and served.is_open else 0
@@ -215,7 +215,7 @@ class ResumePoint:
             self.keep_only([best, *(record for record in self.records if record is not best)])
 
     def meet_side(self, roots: list[Any]) -> bool | None:
-        """Return which side of a branch begins here, if one does; what knows only the other is dropped."""
+        """Return which side of a branch begins here, if one does; drop records of the other side alone."""
         if not self.forks or type(roots[-1]) is not bool:
             return None
         if self.store.knows_one_side(self):
@@ -232,18 +232,18 @@ class ResumePoint:
         return found
 
     def may_join(self, sides: dict[bool, Record]) -> bool:
-        """Say whether `sides` of a branch may be recorded together: both, or the only one that is known."""
+        """Say whether the known sides of a branch, one or both, may be recorded in one graph."""
         few = len(sides) == 1 and self.surprises >= MAX_SURPRISES
         unseen = all(record.unseen and record.depth < DEEPEST for record in sides.values())
         return bool(sides) and unseen and not few and self.attempts < MAX_ATTEMPTS
 
     def note_leave(self, why: str) -> None:
-        """Note that a recording was dropped since it matters when objects die; give up at the second."""
+        """Note a recording dropped since the program sees when objects die; the second disables the point."""
         self.dead = why in self.failures
         self.failures.append(why)
 
     def note_failure(self, why: str, origin: Any) -> None:
-        """Note that a recording from here failed; give up where nothing can be done otherwise."""
+        """Note that a recording from here failed; disable the point where no other recording is possible."""
         self.failures.append(why)
         if (
             origin is None
@@ -257,7 +257,7 @@ class ResumePoint:
             self.poisoned.add(origin)
 
     def note_surprise(self, assumed: Assumed, met: Assumption) -> None:
-        """Note that a number is not what a record assumes: others are tried before it from now on."""
+        """Note that a number differs from a record's assumption; it is then tried last, or dropped."""
         self.surprises_at[met.here] += 1
         if self.surprises_at[met.here] >= met.most:
             self.surprising.add(met.here)
@@ -266,24 +266,24 @@ class ResumePoint:
             self.keep_only(sorted(self.records, key=lambda record: record.assumed is assumed))
 
     def expect(self, roots: tuple[Any, ...]) -> None:
-        """Leave open from the first record on what programs with a cache change."""
+        """Leave the sizes and numbers open, from the first record on, that programs with a cache change."""
         self.lifted |= expected_open(self.names, roots)
         self.expects = bool(self.lifted)
 
     def alike(self, roots: Sequence[Any]) -> frozenset[int]:
-        """Return the extents at which what arguments hold is left open, as the arguments are."""
+        """Return the open extents of arguments; extents equal to these are open within objects too."""
         lifted = self.lifted - self.unliftable(roots)
         return open_extents(self.names, roots, lifted) if self.expects else frozenset()
 
     def unliftable(self, roots: Sequence[Any]) -> set[str]:
-        """Return what could not be left open in calls with extents of 1 and 0 where this one has them."""
+        """Return the paths that could not be left open in calls whose extents of 1 and 0 are this one's."""
         return self.settled.setdefault(_kind(roots), set())
 
     def is_passing(self, roots: tuple[Any, ...]) -> bool:
-        """Say whether a call of a program with a cache is not recorded yet, as its case comes seldom.
+        """Say whether a call of a program with a cache is not recorded yet because its case is rare.
 
-        Extents are 1 where they are in a recorded call. Its sizes are none that can be left open; or,
-        all else differs too, and both the empty and the filled cache have been recorded.
+        Its extents of 1 are those of a recorded call, and either sizes differ that cannot be left open, or
+        other checks of all records fail too, after the empty and the filled cache have been recorded.
         """
         if not self.expects or _kind(roots) not in self.settled:
             return False
@@ -303,9 +303,9 @@ class ResumePoint:
         return self.passed[case] <= CALLS_BEFORE_RECORDING
 
     def learn(self, roots: tuple[Any, ...]) -> None:
-        """Lift the scalars whose guards have missed repeatedly, and the extents whose have missed once.
+        """Lift scalars whose guards failed repeatedly, and extents whose guards failed once.
 
-        What a record itself replaces is lifted, all of it, where one such guard has missed.
+        Where the guard of a value that a record replaces failed, all values that it replaces are lifted.
         """
         for record in list(self.records):
             failed = record.check(*roots)
@@ -326,7 +326,7 @@ class ResumePoint:
                 self._note_misses(paths, MISSES_BEFORE_LIFTING, roots)
 
     def _with_numbering(self, roots: tuple[Any, ...], extents: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the extents to lift where some differ: all of token numbers, if those are among them."""
+        """Return the extents to lift: those that differ; if one is of token numbers, all of those."""
         if not self.store.lifts_shapes:
             return ()
         numbering = numbering_extents(self.names, roots)
@@ -341,12 +341,12 @@ class ResumePoint:
 
 
 def _kind(roots: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of arguments as far as they cannot be left open: extents of 1 and 0."""
+    """Return the shapes of arguments with all extents that can be open made equal; 1 and 0 stay."""
     return tuple(tuple(min(extent, LEAST_OPEN) for extent in shape) for shape in shapes_of(roots))
 
 
 def _told(record: Record, roots: tuple[Any, ...]) -> tuple[set[str | None], Check | None] | None:
-    """Return the paths of what differs from a record, and the check that fails and asks for no number."""
+    """Return the paths that differ from a record, and the failing check of no number; None if it holds."""
     failed = record.check(*roots)
     if failed == 0:
         return None
@@ -356,7 +356,7 @@ def _told(record: Record, roots: tuple[Any, ...]) -> tuple[set[str | None], Chec
 
 
 class Pending(NamedTuple):
-    """What a run leaves to records: the point that it came to, and the values there."""
+    """The resume point that a run reached without a record for it, and the values there."""
 
     point: ResumePoint
     roots: tuple[Any, ...]
@@ -393,7 +393,7 @@ class Store:
         return (*self.entries.values(), *self.sites.values())
 
     def give_up(self, why: str) -> None:
-        """Run the function as it is from now on; the first reason is kept."""
+        """Run the function without capture from now on; the first reason is kept."""
         self.given_up = self.given_up or why
 
     def totals(self) -> tuple[int, int, float]:
@@ -405,7 +405,7 @@ class Store:
         self.seconds += seconds
 
     def is_full(self, point: ResumePoint) -> bool:
-        """Say whether records would become too many; from then on the function runs as it is."""
+        """Say whether there are too many records; the function then runs without capture."""
         held = sum(len(each.records) for each in self.sites.values())
         if len(point.records) >= MAX_REPEATED:
             why = f"more than {MAX_REPEATED} records at one point of it"
@@ -422,7 +422,7 @@ class Store:
         return True
 
     def warn(self, why: str) -> None:
-        """Tell, once, that calls run without capture from now on."""
+        """Log, once, that calls run without capture from now on."""
         if not self.warned:
             name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
             log.warning("%s: %s; calls that no record serves run without capture", name, why)
@@ -442,13 +442,13 @@ class Store:
             point.parked = [record for record in point.parked if pinned not in record.pinned]
 
     def count_cached_calls(self) -> None:
-        """Let no guard call a cached function any more: the program sees how often that happens."""
+        """Drop records whose guards call cached functions: the program counts such calls."""
         self.counts_cached_calls = True
         for point in self.all_points():
             point.keep_only(record for record in point.records if not record.calls_cached)
 
     def drop_before(self, branch: ResumePoint) -> None:
-        """Drop the records that end at a branch, or know only one side of it."""
+        """Set aside the records that end at a branch, or contain one side of it alone."""
         for point in self.all_points():
             dropped = [record for record in point.records if branch in record.branches]
             if dropped and not point.dead and not self.given_up:
@@ -457,12 +457,12 @@ class Store:
                 point.spare = [*dropped, *point.spare][: MAX_RECORDS if point.forks else 0]
 
     def knows_one_side(self, branch: ResumePoint) -> bool:
-        """Say whether there is a record that goes through a branch and knows only one side of it."""
+        """Say whether a record goes through a branch and contains one side of it alone."""
         points = self.all_points()
         return any(branch in item.branches and not item.split for point in points for item in point.records)
 
     def prune(self) -> None:
-        """Set aside the records that no call can come to any more."""
+        """Set aside the records that no call can reach any more."""
         reached: set[ResumePoint] = set()
         ahead = list(self.entries.values())
         while ahead:

@@ -199,13 +199,17 @@ def _joined_channels(match: Match, shape: Shape) -> str | None:
         return None
     if permutation[1 + parts :] != tuple(range(1, first)):
         return None
-    joined = product([inner[axis] for axis in channels])
-    if shape != (inner[0], joined, *inner[1:first]):
+    if shape != (inner[0], product([inner[axis] for axis in channels]), *inner[1:first]):
         return None
+    return _turned_reshape(match, [*range(first), *channels], shape)
+
+
+def _turned_reshape(match: Match, order: list[int], shape: Shape) -> str:
+    """Return x with its axes in an order, reshaped with channels last, then with channels first."""
     value = match["x"]
-    if list(channels) != sorted(channels):
-        value = match.builder.add("transpose", value, permutation=(*range(first), *channels))
-    value = match.builder.add("reshape", value, shape=(*inner[:first], joined))
+    if order != sorted(order):
+        value = match.builder.add("transpose", value, permutation=tuple(order))
+    value = match.builder.add("reshape", value, shape=(shape[0], *shape[2:], shape[1]))
     return match.builder.add("transpose", value, permutation=channels_first(len(shape)))
 
 
@@ -228,12 +232,7 @@ def _join_pixels(match: Match) -> str | None:
     moved = [[permutation[at] for at in run] for run in runs]
     if len(inner) - 1 not in moved[1] and min(moved[1]) < _split_from(match):
         return None
-    order = [axis for run in (moved[0], *moved[2:], moved[1]) for axis in run]
-    value = match["x"]
-    if order != sorted(order):
-        value = match.builder.add("transpose", value, permutation=tuple(order))
-    value = match.builder.add("reshape", value, shape=(shape[0], *shape[2:], shape[1]))
-    return match.builder.add("transpose", value, permutation=channels_first(len(shape)))
+    return _turned_reshape(match, [axis for run in (moved[0], *moved[2:], moved[1]) for axis in run], shape)
 
 
 def _split_from(match: Match) -> int:

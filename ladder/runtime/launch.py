@@ -83,16 +83,23 @@ class Launch:
 
     def alone(self, entry: Callable[..., Any]) -> Callable[..., Any]:
         """Return a kernel that computes in the thread that calls it."""
-        limit = self._alone
+        return in_one_thread(entry, self._alone)
 
-        def run(*arguments: Any) -> None:
-            limit(1)
-            try:
-                entry(*arguments)
-            finally:
-                limit(0)
 
-        return run
+def in_one_thread(entry: Callable[..., Any], limit: Callable[[int], Any]) -> Callable[..., Any]:
+    """Return a kernel that computes in the thread that calls it.
+
+    limit: Sets how many threads kernels of the calling thread use; 0 means all.
+    """
+
+    def run(*arguments: Any) -> None:
+        limit(1)
+        try:
+            entry(*arguments)
+        finally:
+            limit(0)
+
+    return run
 
 
 def load(runtime: ctypes.CDLL) -> Launch | None:

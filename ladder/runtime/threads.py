@@ -30,7 +30,7 @@ from typing import Any
 
 from ladder import knobs
 from ladder.runtime import elf
-from ladder.runtime.launch import Launch
+from ladder.runtime.launch import Launch, in_one_thread
 
 ENVIRONMENT = {"TVM_BIND_THREADS": "0", "TVM_THREAD_POOL_SPIN_COUNT": "2000"}
 """Defaults that the pool reads when it starts; the user's own values win."""
@@ -265,17 +265,7 @@ def alone(entry: Callable[..., Any], runtime: Path) -> Callable[..., Any]:
     if _process.launch is not None:
         return _process.launch.alone(entry)
     limit = getattr(ctypes.PyDLL(str(runtime)), CONCURRENCY, None)
-    if limit is None:
-        return entry
-
-    def run(*arguments: Any) -> None:
-        limit(1)
-        try:
-            entry(*arguments)
-        finally:
-            limit(0)
-
-    return run
+    return entry if limit is None else in_one_thread(entry, limit)
 
 
 def keep_apart() -> None:

@@ -52,15 +52,15 @@ class Heap:
     """Objects of one segment.
 
     lifted: Paths of what the guard leaves open.
-    alike: Extents of tensors from outside that are left open where they are one of these; the paths `closed`
-        are not.
+    alike: Every extent of an external tensor that equals one of these is left open, except at the paths
+        `closed`.
     numbers: Whether graphs take numbers that are no extents.
     outside: Variables of objects that were there before the segment.
     tensors: Tensors that were there before; `metadata` says what the guard holds them to.
     steps: The lines of the mock, in order.
-    copied: Tensors that lie in rows with gaps, however wide: the graph takes a copy without; `copies` knows
-        what shares memory with these.
-    distinct: Types whose objects are told apart by identity.
+    copied: Tensors whose rows are apart in memory by any distance: the graph takes contiguous copies;
+        `copies` knows what shares memory with these.
+    distinct: Types whose objects are compared by identity.
     assume: Called with a number that the graph computes, where the program needs to know it: its variable,
         its value, and the instruction that read it.
     """
@@ -88,13 +88,13 @@ class Heap:
         self._classes: set[tuple[int, str]] = set()
 
     def settle_texts(self) -> None:
-        """Let what holds a `Text` hold a string: programs see no class of ours."""
+        """Replace each `Text` in an object by its string, so that programs see no class of ours."""
         if self.makes_texts:
             hold_strings([node.obj for node in self.nodes.values()])
         self.makes_texts = False
 
     def release(self) -> None:
-        """Let go of all objects: nothing is recorded any more, and when they die may be seen."""
+        """Drop all references to objects: recording is over, and programs may see when they die."""
         self.guard.release()
         self.nodes, self.roots = {}, {}
         self.tensors, self.metadata, self.steps = TensorNodes(), [], []
@@ -264,7 +264,7 @@ class Heap:
         return NULL
 
     def _meet_class(self, kind: type, name: str) -> None:
-        """Guard, once, what is found where `name` is looked up along the MRO."""
+        """Guard, once, the result of looking `name` up along the MRO."""
         self._classes.add((id(kind), name))
         if (id(kind), "") not in self._classes and is_mutable_class(kind):
             self._classes.add((id(kind), ""))

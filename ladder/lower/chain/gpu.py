@@ -145,13 +145,13 @@ class VectorLoops:
             self.one_after_the_other(groups)
 
     def may_be_side_by_side(self, counts: Sequence[Expr]) -> bool:
-        """Whether pieces are few enough for threads of their own, none of which then waits for two."""
+        """Whether pieces are few enough for threads of their own: no thread then takes two in turn."""
         if len(counts) == 1 or self.nest.mapping.num > 1 or not all(isinstance(c, int) for c in counts):
             return False
         return sum(map(whole_waves, counts)) <= self.nest.mapping.threads * self.nest.dialect.device.units
 
     def side_by_side(self, groups: Sequence[tuple[int, Sequence[Piece]]]) -> None:
-        """Emit pieces for threads of their own."""
+        """Emit each piece for threads of its own."""
         threads, total = self.nest.mapping.threads, sum(whole_waves(count) for count, _ in groups)
         block, thread = self.nest.start(-(-total // threads), threads)
         first, begin = b.bind(block * threads + thread), 0
@@ -182,7 +182,7 @@ class VectorLoops:
             self.nest.values.cells.clear()
 
     def flat_items(self, first: Expr, turns: int, count: Expr | None, plans: Sequence[Piece]) -> None:
-        """Emit the vectors that a thread has of pieces with equally many; what it reads, it reads once.
+        """Emit a thread's vectors of pieces with equal numbers of vectors; shared operands are read once.
 
         first: Its first vector.
         turns: How many it has; they are stored after all are read.
@@ -231,7 +231,7 @@ class VectorLoops:
     def works_apart(self) -> bool:
         """Whether threads take single elements: few, of functions whose code is slower to fetch than to run.
 
-        A vector of eight sines has the code of eight, with their rare branches, and one thread runs all.
+        The code of a vector of eight sines is eight times that of one, rare branches included.
         """
         graph, mapping = self.nest.graph, self.nest.mapping
         sizes = [product(graph.tile(value).shape) for value in graph.outputs]
@@ -290,7 +290,7 @@ UNITS = 132
 """Blocks that a GPU should have at least."""
 
 SECTOR_LANES = 2
-"""Vectors of 16 bytes in the least that memory brings."""
+"""Vectors of 16 bytes in a memory sector, the smallest access."""
 
 LOADS_AT_ONCE = 4
 """Positions that a thread loads before it sums them."""
@@ -299,8 +299,8 @@ LOADS_AT_ONCE = 4
 class SpatialSums:
     """The sums of one chain, all along the same axes.
 
-    sums: Of each, its reductions, the outermost first: each sums what the next gives.
-    extents: Of the axis of each reduction.
+    sums: The reductions of each sum, the outermost first: the operand of each is the next.
+    extents: Extent of the axis of each reduction.
     """
 
     def __init__(self, nest: GpuNest, sums: Sequence[Sequence[Node]], extents: Sequence[int]) -> None:
@@ -322,7 +322,7 @@ class SpatialSums:
 
     @staticmethod
     def of(nest: GpuNest) -> SpatialSums | None:
-        """Return the sums of a chain; None if it is none of this form."""
+        """Return the sums of a chain; None if the chain does not consist of such sums."""
         graph = nest.graph
         shapes = {graph.tile(value).shape for value in graph.outputs}
         shape = next(iter(shapes))

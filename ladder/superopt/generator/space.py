@@ -186,7 +186,7 @@ class Space:
         return sorted(fitting, key=lambda pair: pair[0]), dropped
 
     def _operands_with(self, values: Sequence[Value], top: int) -> Iterator[tuple[int, ...]]:
-        """Yield what may be operands with the newest one: nothing, another value, or all (concatenations)."""
+        """Yield the operands that may go with the newest one: none, one, or all others (concatenations)."""
         yield ()
         stage = values[top].stage
         yield from ((other,) for other in range(top + 1) if values[other].stage == stage)
@@ -340,7 +340,7 @@ class Space:
         spread: bool,
         kind: str,
     ) -> Value:
-        """Return the one value with these properties, so that results are looked up by identity."""
+        """Return the only `Value` object with these properties, so that results are looked up by identity."""
         key = (shape, expression, stage, varies, spread, kind)
         if key not in self._values:
             cost = self.elements(shape) * WIDTH[kind]
@@ -436,7 +436,7 @@ def _apply(
 
 
 def _least_factors(mapping: Mapping, sizes: Any, smallest: int) -> tuple[tuple[str, int], ...]:
-    """Return the factors with the smallest tiles; a grid and a loop that split a dimension have both all."""
+    """Return the factors with the smallest tiles; each is that of its dimension split by it alone."""
     numbers: dict[str, int] = {}
     for dimension, size in sizes.items():
         tiles = mapping.left(dimension)
