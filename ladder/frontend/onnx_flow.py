@@ -70,7 +70,7 @@ class Flow:
         return self.fresh
 
     def size(self) -> str:
-        """Return a name for a size that no value of a call has: inputs of branches have those of the model."""
+        """Return a name for a size that no value of a call has: branches read those of the model."""
         while (found := f"u{self.number()}") in self.named:
             pass
         return found

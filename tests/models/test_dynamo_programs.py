@@ -250,7 +250,8 @@ def test_sizes_that_only_elements_of_arguments_show_are_read_in_each_call() -> N
     assert 0 < len(compiler.built) - before <= 5  # the first sizes alone, open ones, extents of 1 and 0
 
 
-def test_options_of_other_backends() -> None:
+def test_options_of_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ladder.faults._warned", set())
     x = torch.randn(3, 8)
     with pytest.raises(Exception, match="the backend 'ladder' takes no options, got max_autotune"):
         torch.compile(torch.nn.Linear(8, 8), backend="ladder", options={"max_autotune": True})(x)
