@@ -54,11 +54,12 @@ def drawn(name: str, n: int, k: int) -> tuple[QuantizedTensor, int]:
 
 def layers(types: Sequence[str], n: int, k: int) -> Iterator[tuple[str, Any, Any, int]]:
     """Yield the name, layer, decoded matrix and bytes of each type, of `int4` first."""
-    held = ladder.quantize(torch.randn(n, k) * k**-0.5, "int4", group_size=128)
+    held = ladder.quantize(torch.randn(n, k, device="cuda") * k**-0.5, "int4", group_size=128)
     for name in (INT4, *types):
         matrix, nbytes = (held, 0) if name == INT4 else drawn(name, n, k)
-        layer = ladder.Linear.from_quantized(matrix, activation="float16").cuda()
-        yield name, layer, matrix.dequantize("float32").cuda(), nbytes
+        matrix = matrix.to("cuda")
+        layer = ladder.Linear.from_quantized(matrix, activation="float16", keep_canonical=False)
+        yield name, layer, matrix.dequantize("float32"), nbytes
 
 
 def rows(types: Sequence[str], shape: tuple[int, int], tokens: Sequence[int]) -> Iterator[dict[str, Any]]:
