@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ladder.api.calibration import Moments, calibrated
-from ladder.api.linear_modules import matrix_of, require_parts
+from ladder.api.linear_modules import device_beside_cpu, matrix_of, require_parts
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import clipped, quantize
@@ -197,17 +197,17 @@ class Linear(NonDynamicallyQuantizableLinear):
     ) -> Linear:
         """Build a layer around a quantized weight ``[N, K]``; ``options`` as in the constructor.
 
-        Where the activation is a block type, this is a `ladder.api.scaled_linear.ScaledLinear`.
-
-        An offset becomes real zero points (`QuantizedTensor.without_offset`), an order of columns a gather of
-        the inputs.
+        Where the activation is a block type, this is a `ladder.api.scaled_linear.ScaledLinear`. Without
+        ``device`` a weight on a GPU makes a layer there. An offset becomes real zero points
+        (`QuantizedTensor.without_offset`), an order of columns a gather of the inputs.
         """
         require_parts(weight, bias)
+        options.setdefault("device", device_beside_cpu(weight))
         if is_scaled(options.get("activation")):
             given = {name: value for name, value in options.items() if name not in ("group_size", "zero")}
             return cast("Linear", ScaledLinear(weight, bias, **given))
-        rows, columns = weight.shape
-        module = cls(columns, rows, bias is not None, **form_of(weight), **options)
+        n, k = weight.shape
+        module = cls(k, n, bias is not None, **form_of(weight), **options)
         module._fill(weight, bias)
         return module
 

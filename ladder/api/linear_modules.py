@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tile_types.arrays import as_torch
 from tile_types.errors import ShapeError, require_kind
 from tile_types.quantized import QuantizedTensor, check_quantized
 
@@ -41,6 +42,12 @@ def extents_of(module: Any) -> tuple[int, int]:
     if is_transposed(module):
         return int(module.nf), int(module.nx)
     return int(module.out_features), int(module.in_features)
+
+
+def device_beside_cpu(weight: QuantizedTensor) -> torch.device | None:
+    """Return the device that holds a quantized weight; None if that is the CPU."""
+    device = as_torch(weight.storage).device
+    return None if device.type == "cpu" else device
 
 
 def require_parts(weight: QuantizedTensor, bias: torch.Tensor | None) -> None:

@@ -580,3 +580,13 @@ def test_operands_that_are_no_dense_tensors() -> None:
         op(matrix(2, K), packed, bias=np.zeros(N, np.float32))
     with pytest.raises(DTypeError, match="x is nested"):
         op(torch.nested.nested_tensor([matrix(2, K)]), packed, bias=matrix(N))
+
+
+def test_a_layer_is_where_its_quantized_weight_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless that is the CPU: then it is where torch makes tensors."""
+    weight = ladder.quantize(torch.randn(8, 64), "int4", group_size=32)
+    elsewhere = weight.to("meta")
+    monkeypatch.setattr(ladder.Linear, "_fill", lambda self, given, bias: None)
+    assert ladder.Linear.from_quantized(elsewhere)._where.type == "meta"
+    assert ladder.Linear.from_quantized(elsewhere, device="cpu")._where.type == "cpu"
+    assert ladder.Linear.from_quantized(weight)._where.type == "cpu"
