@@ -44,6 +44,7 @@ KEPT = (
     "embedding",
     "arange",
     "im2col",
+    "unfold_backward",
     "col2im",
     "std",
     "std_mean",
@@ -55,8 +56,9 @@ KEPT = (
     "linspace",
     *(f"{border}_pad{axes}d" for border in ("reflection", "replication") for axes in (1, 2, 3)),
 )
-"""Operators that torch would take apart and that are rows of ours, faster in one piece, or, as linspace of
-integers between fractions, other numbers in parts."""
+"""Operators that torch would take apart and that are rows of ours, faster in one piece (in parts,
+`unfold_backward` is an addition for each element of a window), or, as linspace of integers between fractions,
+other numbers in parts."""
 
 STATEFUL = ("set_", "manual_seed", "seed", "_enter", "_exit")
 """How the names of functions begin that change torch's global state; those of autocast are traced."""
