@@ -123,7 +123,7 @@ def decode_ops(gemm: Gemm, placement: str) -> float:
 
 
 def cost_of(gemm: Gemm, m: int, overlapped: dict[str, float], serial: dict[str, float]) -> Cost:
-    """Add what cannot overlap to the longest of what can."""
+    """Return the cost of a product from seconds of parts that overlap and of serial ones; see `joined`."""
     return joined(overlapped, serial, minimum_bytes(gemm, m), 2 * m * gemm.n * gemm.k)
 
 

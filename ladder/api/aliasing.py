@@ -89,7 +89,7 @@ def strides_for(run: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Strides
 
 
 def _computed(run: Callable[..., Any], mode: FakeTensorMode, fakes: Sequence[Any]) -> Any:
-    """Return what a function makes of fakes; the state of torch, which it may write, stays what it was."""
+    """Return the results of a function on fake tensors; state of torch that it writes is restored."""
     dispatched = torch._dispatch.python.enable_python_dispatcher()  # open sizes: not all of C++ takes them
     with kept_state(), mode, dispatched:
         return run(*fakes)
@@ -223,7 +223,7 @@ class Separated:
         return self._marked(inputs, before, self._together(inputs, mended))
 
     def rehearse(self, inputs: Sequence[Any]) -> None:
-        """Do ahead of calls what a first run does: put weights in order, find out what is to be mended.
+        """Do the work of a first run before calls: reorder weights, compare aliasing and strides of results.
 
         Where a run has an effect, its steps are only bound; nothing where arguments have no values.
         """

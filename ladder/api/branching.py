@@ -84,7 +84,7 @@ class _Parts:
 
 
 def _side(module: torch.fx.GraphModule, examples: list[Any], make: Make) -> Callable[..., Any]:
-    """Return what runs a side; one that computes nothing gives what it is given."""
+    """Return the callable of a side; one that computes nothing returns its arguments."""
     nothing = all(node.op in ("placeholder", "output") for node in module.graph.nodes)
     return module.forward if nothing else make(module, examples)
 

@@ -50,7 +50,7 @@ STATEFUL = (
 
 
 class Piece(NamedTuple):
-    """A piece: what runs it, what it reads and gives, and the number of the node behind it."""
+    """A piece of a graph: its callable, its operands and results, and the index of the node after it."""
 
     run: Callable[..., Any]
     reads: Sequence[Node]
@@ -179,7 +179,7 @@ class Pieces:
         return at + 1 + len(list(parts))
 
     def _around(self, at: int, end: int) -> tuple[list[Node], list[Node]]:
-        """Return what the nodes of a piece read from outside, and what of them is read later."""
+        """Return the values from outside that a piece reads, and its own values that later nodes read."""
         inside = set(self.nodes[at:end])
         read = dict.fromkeys(value for node in self.nodes[at:end] for value in node.all_input_nodes)
         return [node for node in read if node not in inside], [n for n in self.live[end] if n in inside]
@@ -230,7 +230,7 @@ def _why(error: Exception) -> str:
 
 
 def _fakes(mode: FakeTensorMode, known: dict[Node, Any]) -> tuple[dict[Node, Any], dict[Node, str]]:
-    """Return fakes of values, and why the others have none, as quantized and nested tensors."""
+    """Return fake tensors of values, and why other values, such as nested tensors, have none."""
     fakes: dict[Node, Any] = {}
     strange: dict[Node, str] = {}
     for node, value in known.items():

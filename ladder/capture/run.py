@@ -56,7 +56,7 @@ HANDLED = (handlers, handlers_calls)
 
 
 class _BeginAgain(Exception):
-    """The program raised an error, perhaps because it was told that a compiler traces it."""
+    """The program raised an error, perhaps since `is_compiling` was true for it."""
 
 
 def complete(vm: Interpreter, result: Any) -> Any:

@@ -257,7 +257,7 @@ def _max_pool(
     im: Importer, out: str, x: str, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
     ceil_mode: bool = False,
 ) -> Any:  # fmt: skip
-    """Return (largest, None); where the positions are asked for, or sizes round up, it stays a call."""
+    """Return (largest, None); with positions, or sizes that round up, it stays a call."""
     if ceil_mode or 1 in im.used:
         return None
     if len(im.shape(x)) == 3:  # one image

@@ -14,7 +14,7 @@ from tile_types.tile import Extent
 
 
 class Asked(NamedTuple):
-    """A node of which a shape is asked: attributes, operands' shapes, known operands, version."""
+    """A node whose shape is inferred: attributes, operands' shapes, known operands, version."""
 
     given: Mapping[str, Any]
     shapes: Sequence[Sequence[Extent]]

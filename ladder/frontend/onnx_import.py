@@ -156,7 +156,7 @@ class Walk:
         return self.flow.staged(self.file.title, named, results, self.tensor)
 
     def told(self, key: str, absent: Any) -> Any:
-        """Return what a model of ours says of itself under a key."""
+        """Return the metadata that Ladder's own exporter stored in a model under a key."""
         found = [entry.value for entry in self.file.model.metadata_props if entry.key == key]
         return json.loads(found[0]) if found else absent
 
@@ -473,7 +473,7 @@ class Walk:
         return tile if tile is not None and all(map(self.flow.is_shown, tile.shape)) else None
 
     def check(self, node: Any, name: str, value: Value | Late) -> None:
-        """Compare what a row gives with what the file states."""
+        """Compare the type and shape that a row infers with those that the file states."""
         info = self.stated.get(name)
         if info is not None and isinstance(value, str) and info.type.HasField("tensor_type"):
             check_stated(title(node), self.file.title, info, self.im.tile(value))

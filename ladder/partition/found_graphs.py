@@ -263,7 +263,7 @@ class _Regions:
                 return
 
     def _near(self, number: int) -> set[int]:
-        """Return the parts that make what a part reads, or read what it makes: views are looked through."""
+        """Return a part's producers and consumers, through views."""
         above = {self._source(value) for value in self.parts[number].inputs}
         found = {self.maker[value] for value in above if value in self.maker}
         for value in self.parts[number].outputs:

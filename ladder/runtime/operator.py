@@ -106,7 +106,7 @@ def _shape(
 
 
 def refuse_gradient(context: Any, *gradients: Any) -> Any:
-    """Raise where a gradient is asked for."""
+    """Raise where gradients are required."""
     raise LadderError(
         "Ladder's kernels have no gradient here: products of activations that are not quantized have one, by"
         " torch.autograd; else run the model under torch.no_grad() or detach its result"

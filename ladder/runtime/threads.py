@@ -257,7 +257,7 @@ def start_workers(count: int) -> None:
 
 
 def alone(entry: Callable[..., Any], runtime: Path) -> Callable[..., Any]:
-    """Return a kernel that computes in the thread that calls it, whatever its pool: nobody is waited for.
+    """Return a kernel that computes in the thread that calls it, without the threads of a pool.
 
     entry: The kernel.
     runtime: TVM's library, which is loaded.

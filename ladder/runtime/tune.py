@@ -60,7 +60,7 @@ class Run:
     timed: list[Timed] = field(default_factory=list)
 
     def first_round(self, campaign: Campaign) -> list[Future[Trial | str]]:
-        """Start compiling candidates of a class: what won before, there or for its like, and what should."""
+        """Start compiling candidates: earlier winners of this and similar classes, and the predicted best."""
         device, most = get_device(campaign.device), self.effort.kernels
         points = [(gemm, m) for gemm in campaign.problems for m in campaign.tokens]
         if campaign.random:

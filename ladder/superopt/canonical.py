@@ -59,7 +59,7 @@ def canonical(program: Program) -> Canonical:
 
 
 def _digests(given: Definition, packed: Sequence[bool]) -> list[str]:
-    """Return a digest of what computes each value: inputs are told apart by their axes and packing alone."""
+    """Return a digest of the computation of each value: inputs differ by their axes and packing alone."""
     found = [_digest([shape.count(1), len(shape), is_packed])
              for shape, is_packed in zip(given.shapes, packed, strict=True)]  # fmt: skip
     for step in given.steps:

@@ -37,7 +37,7 @@ class Guard:
         self._count = 0
 
     def release(self) -> None:
-        """Let go of all objects."""
+        """Drop all references to objects."""
         self.space, self.keep, self.table = {}, [], Table()
 
     def fresh_name(self) -> str:

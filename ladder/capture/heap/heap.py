@@ -472,7 +472,7 @@ class Heap:
                 self.touch(item, depth - 1)
 
     def _touch_entries(self, node: Node, read: Read) -> None:
-        """Guard what a container held when the segment began; what it has put in since is known."""
+        """Guard what a container held when the segment began; later entries are the segment's own."""
         value, entry = node.obj, contents(node.obj) if node.entry is None else node.entry
         if node.pinned and type(value) in (tuple, frozenset):
             for item in value:  # they are as lasting as the tuple

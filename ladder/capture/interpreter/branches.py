@@ -47,7 +47,7 @@ class Abandoned(Leaving):
 
 
 class _Kept(NamedTuple):
-    """What there was before a side of a branch, and what must be the same after it."""
+    """The interpreter's state before a side of a branch, to be compared with that after it."""
 
     nodes: dict[int, Node]
     steps: list[MockStep]
@@ -232,7 +232,7 @@ def _set_apart(vm: Interpreter) -> _Kept:
 
 
 def _take_back(vm: Interpreter, kept: _Kept) -> None:
-    """Forget what was made on a side; what was found outside stays, as its guard does."""
+    """Drop objects made on a side; external objects that it read stay, with their guards."""
     heap = vm.heap
     heap.nodes = {key: node for key, node in heap.nodes.items() if key in kept.nodes or node.external}
     heap.steps = kept.steps

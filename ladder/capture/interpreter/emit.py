@@ -146,7 +146,7 @@ def _note_end(
     ending: Ending,
     graph_break: GraphBreak | None,
 ) -> None:
-    """Note what follows a record, and what a run through it changes."""
+    """Store in a record the resume points that follow it and the roots that it changes."""
     roots = root_numbers(heap)
     ends, changed = ending.returns, changed_roots(heap, roots)
     if graph_break is not None:
@@ -247,7 +247,7 @@ def _is_inference(heap: Heap, trace: Trace, wanted: list[Value]) -> bool:
 def _running_lines(
     heap: Heap, trace: Trace, kept: Sequence[str], assumed: Assumed | None, call: str
 ) -> list[str]:
-    """Return the lines that run the graph, and undo what it did where it raises or assumed what is not so.
+    """Return the lines that run the graph, and undo its writes where it raises or an assumption fails.
 
     kept: Tensors whose memory is put back then.
     """

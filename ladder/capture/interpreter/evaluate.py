@@ -104,7 +104,7 @@ def resume(vm: Interpreter, frame: Frame, value: Any, is_error: bool) -> Any:
 
 
 def _throw(vm: Interpreter, frame: Frame, error: BaseException) -> Any:
-    """Raise `error` where a generator stands: what it delegates to is told first."""
+    """Raise `error` where a generator is suspended, first in the generator that it delegates to."""
     ahead = frame.program.instructions[frame.index : frame.index + 2]
     delegates = [item.op for item in ahead] == ["NOP", "JUMP"] and ahead[0].value == FROM_YIELD_FROM
     if not delegates:

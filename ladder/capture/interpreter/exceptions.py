@@ -1,4 +1,4 @@
-"""Exceptions in interpreted frames: the context, cause and traceback that CPython would have given them."""
+"""Exceptions raised in interpreted frames: context, cause and traceback are set as CPython sets them."""
 
 from __future__ import annotations
 

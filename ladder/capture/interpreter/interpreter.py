@@ -87,7 +87,7 @@ class Interpreter:
         return heap, trace
 
     def release(self) -> None:
-        """Let go of all objects of the heap and tensors of the trace."""
+        """Drop all references to objects of the heap and tensors of the trace."""
         self.heap.settle_texts()
         self.heap.release()
         self.trace.release()

@@ -287,7 +287,7 @@ def identity_key(vm: Interpreter, container: Any, item: Any) -> bool:
 
 
 def _is_identity_key(vm: Interpreter, key: Any) -> bool:
-    """Say whether a key, or each part of a tuple, is a constant or told from others by what it is."""
+    """Say whether a key, or each element of a tuple, is a constant or is compared by identity."""
     if is_constant(key):
         return True
     if type(key) is tuple:

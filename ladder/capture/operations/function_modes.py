@@ -30,7 +30,7 @@ _FUNCTORCH = torch._C._functorch.__name__
 
 
 class _Call(NamedTuple):
-    """What a mode is told by ``__torch_function__``; `kwargs` may be left out."""
+    """Arguments of a mode's ``__torch_function__``; `kwargs` may be left out."""
 
     function: Any
     types: Any
@@ -39,7 +39,7 @@ class _Call(NamedTuple):
 
 
 class _Noted(BaseException):
-    """Raised instead of the call: nothing is computed. `call` is None where no mode is told of it."""
+    """Raised instead of a call, which is not made. `call` is None where no mode sees it."""
 
     def __init__(self, call: _Call | None) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Refusing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _told(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call | None:
-    """Return what a mode is told of a call, None if nothing; the call is not made."""
+    """Return the arguments that a mode gets for a call, which is not made; None if no mode sees it."""
     try:
         with _Refusing(), _Noting():  # type: ignore[no-untyped-call]
             function(*args, **kwargs)
@@ -84,7 +84,7 @@ def watched(call: Call) -> Call:
 
 
 def by_mode(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what the last of the modes makes of a call; `NULL` if it is told nothing of it."""
+    """Return the result of a call by the innermost mode; `NULL` if that is not called for it."""
     if getattr(function, "__module__", "") == _FUNCTORCH:
         return NULL
     if is_a(function, types.FunctionType) and function not in PYTHON_OPERATORS:
@@ -122,7 +122,7 @@ def _asked(vm: Interpreter, mode: Any, call: _Call, args: Any, kwargs: dict[str,
 def _as_given(
     vm: Interpreter, call: _Call, args: tuple[Any, Any], kwargs: tuple[Any, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what a mode is told, with open numbers where arguments are as the program gave them."""
+    """Return a mode's arguments, with open numbers where they are those that the program passed."""
     (plain, given), (named, keywords) = args, kwargs
     told = call.kwargs or {}
     pairs = zip((*call.args, *told.values()), (*plain, *map(named.get, told)), strict=False)

@@ -134,7 +134,7 @@ def _meet_hooks(vm: Interpreter, function: Any) -> None:
 
 
 def _untouched(vm: Interpreter, function: Any, args: Any) -> set[int]:
-    """Return the memory that may not be written on a side of a branch, which may run once more, or in vain.
+    """Return the memory that a side of a branch must not write: it may run twice, or without effect.
 
     Raises Abandoned where `function` would change a tensor from outside otherwise.
     """
@@ -239,14 +239,14 @@ def _computed_number(vm: Interpreter, function: Any, value: torch.Tensor, number
 
 
 def may_be_assumed(vm: Interpreter, value: torch.Tensor) -> bool:
-    """Tell whether the truth of a tensor may be taken to be what it is, and compared after the graph."""
+    """Tell whether the truth of a tensor may be assumed, and compared after the graph has run."""
     if vm.point is None or vm.side is not None or vm.aside or vm.trace.impure:
         return False
     return vm.here() not in vm.point.surprising and not value_of(vm, value).dynamic
 
 
 def assume(vm: Interpreter, value: torch.Tensor, number: Any, most: int = 3) -> None:
-    """Take what is read of a tensor to be what it is; the record does not serve calls where it is not."""
+    """Assume a number read from a tensor; the record does not serve calls in which it differs."""
     copy = tensor_operator(vm, torch.clone, (value,), {})
     vm.trace.assumed.append(Assumption(vm.heap.node(copy).var, number, vm.here(), most))
 

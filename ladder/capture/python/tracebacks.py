@@ -1,7 +1,7 @@
-"""Exceptions of interpreted frames: the context, cause and traceback that CPython would have given them.
+"""Tracebacks that show interpreted frames, not the frames of the interpreter.
 
-An exception goes through frames of ours as it leaves interpreted ones. Its traceback shows the latter
-instead: each by a frame object with the code's name, file and lines, made by `shell`.
+An exception that leaves interpreted frames passes through frames of the interpreter, which its traceback
+would show. These are replaced: `shell` makes a frame object with the name, file and lines of the code.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def pushed(error: BaseException, place: Place) -> None:
 
 
 def trimmed(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without frames of ours, and without what a watched operator runs in."""
+    """Return a traceback without frames of Ladder, or those in which an operator is monitored."""
     kept = []
     while trace is not None:
         code = trace.tb_frame.f_code

@@ -26,10 +26,10 @@ class Assumption(NamedTuple):
 
 
 class Place(Protocol):
-    """Where a segment begins: it is told what does not hold."""
+    """Where a segment begins; it is notified of assumptions that fail."""
 
     def note_surprise(self, assumed: Assumed, met: Assumption) -> None:
-        """Note that a number is not what a record assumes."""
+        """Note that a number differs from what a record assumes."""
 
 
 class Assumed:

@@ -88,7 +88,7 @@ class Trace:
         self.inference: Any = None
 
     def release(self) -> None:
-        """Let go of all tensors."""
+        """Drop all references to tensors."""
         self.values, self.results, self.effects, self.replaced = {}, [], {}, {}
         self.shapes.quick.clear()
 

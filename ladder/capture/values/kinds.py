@@ -180,7 +180,7 @@ def has_same_value(found: Any, value: Any) -> bool:
 
 
 def kind_of(key: Any) -> Any:
-    """Return what tells a key from equal ones: its type, the sign of zero, the kinds of what it holds."""
+    """Return what distinguishes equal keys: type, the sign of zero, the kinds of elements."""
     if type(key) is tuple:
         return tuple(map(kind_of, key))
     if type(key) is frozenset:

@@ -70,7 +70,7 @@ class Remembered:
 
 
 def _key(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Return what decides what an operator gives for fakes, and asks of them; None if that is not known."""
+    """Return the cache key of an operator on fake tensors: all that decides its results; None if unknown."""
     try:
         state = torch.get_default_dtype(), torch.is_grad_enabled()
         key = (function, *state, described(args), described(kwargs))

@@ -240,7 +240,7 @@ def _bind_view(memory: Workspace, step: PlanStep) -> Bound | None:
 
 
 def _known_view(view: Callable[[Any], Any], source: int, place: int) -> Bound:
-    """Return a view of a tensor of one shape that nobody else sees: it is made without torch's dispatch."""
+    """Return a view of a tensor of known shape for internal use, made without torch's dispatch."""
     show = viewer()
     strides: tuple[int, ...] = ()
     sizes: tuple[int, ...] | None = None

@@ -152,7 +152,7 @@ class Joined:
         """Whether the parts are constants, at which no call looks again."""
 
     def settle(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Make the arrays of parts that nobody else holds or writes; returns them."""
+        """Join the parts for good, which nothing else references or writes; return the arrays."""
         arrays = self.of(values)
         self.settled = True
         return arrays

@@ -161,7 +161,7 @@ def _is_torchs(op: Operation, x: Any, axes: Sequence[int], targets: Sequence[tup
 
 
 class Found(NamedTuple):
-    """What shapes make of a node: its axes, their new extents and scales; what does all of it at once."""
+    """A node for known shapes: its axes, their new extents and scales, and one callable for all of them."""
 
     axes: Sequence[int]
     targets: Sequence[tuple[int, float]]

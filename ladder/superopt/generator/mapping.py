@@ -82,7 +82,7 @@ def _mappings(
 
 
 def _at(position: int) -> tuple[slice, slice]:
-    """Return what comes before a position, and what from there on."""
+    """Return the slices before a position and from it on."""
     return slice(None, position), slice(position, None)
 
 
