@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from benchmarks.harness import write_record
 from ladder.formats.gguf_blocks import BLOCKS
 from tile_types import get_type
+from tile_types.stored_blocks import Factors
 
 SHAPES = {
     "self_attn.q_proj": (4096, 4096),
@@ -118,14 +119,35 @@ def layer_arrays(name: str, layers: int) -> dict[str, torch.Tensor]:
     }
 
 
-def write_gguf(path: Path, number: int, layers: int) -> Path:
-    """Write a GGUF file of one type, whose scales are moderate."""
+def gguf_blocks(number: int, count: int) -> torch.Tensor:
+    """Return the bytes of blocks of so many elements: random codes, scales as normal weights have them.
+
+    Numbers of blocks are between 0.0078 and 2, integer scales and minima in the uppermost quarter of their
+    range, of which the greatest in a super-block is the end: none is zero. In random bits, a 64th is.
+    """
     row = BLOCKS[number]
+    blocks = words(count // row.elements * row.nbytes // 4).view(torch.uint8).reshape(-1, row.nbytes) & 0x3F
+    factors = [part for part in row.form.numbers if isinstance(part, Factors)]
+    halves = [part.number[0][0] // 8 + 1 for part in factors]
+    halves += [part.at + 1 for part in row.form.numbers if not isinstance(part, Factors) and part.count == 2]
+    for at in halves:
+        blocks[:, at] |= 0x20
+    for part in factors:
+        for pieces in part.integers:
+            highest = max(pieces, key=lambda piece: piece[2])
+            for bit in (1, 2)[: highest[1]]:
+                octet, place = divmod(highest[0] + highest[1] - bit, 8)
+                blocks[:, octet] |= 1 << place
+    return blocks.flatten()
+
+
+def write_gguf(path: Path, number: int, layers: int) -> Path:
+    """Write a GGUF file of one type."""
     header, data, at = b"", [], 0
     for layer in range(layers):
         for module, (n, k) in SHAPES.items():
             name = f"blk.{layer}.{module}".encode()
-            octets = words(n * k // row.elements * row.nbytes // 4).view(torch.uint8).numpy() & 0x3F
+            octets = gguf_blocks(number, n * k).numpy()
             header += struct.pack("<Q", len(name)) + name + struct.pack("<IQQIQ", 2, k, n, number, at)
             data.append(octets)
             at += len(octets) + -len(octets) % 32

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.checkpoints import CONFIGS, SHAPES, peak_memory, words
+from benchmarks.checkpoints import CONFIGS, SHAPES, gguf_blocks, peak_memory
 from benchmarks.harness import write_record
 
 GGUF = {"gguf q4_k": "Q4_K", "gguf q6_k": "Q6_K", "gguf iq4_xs": "IQ4_XS"}
@@ -93,7 +93,7 @@ def table_of(vocabulary: int) -> torch.Tensor:
 
 
 def write_gguf(kind: str, path: Path, layers: int, vocabulary: int) -> Path:
-    """Write a GGUF file of a Llama, with bits of which all scales are moderate."""
+    """Write a GGUF file of a Llama, with `gguf_blocks`."""
     import gguf
 
     number = gguf.GGMLQuantizationType[kind]
@@ -108,8 +108,7 @@ def write_gguf(kind: str, path: Path, layers: int, vocabulary: int) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(vocabulary)
     writer.add_rope_freq_base(10000.0)
-    block = {module: n * k // elements * nbytes for module, (n, k) in SHAPES.items()}
-    drawn = {module: words(count // 4).view(torch.uint8).numpy() & 0x3F for module, count in block.items()}
+    drawn = {module: gguf_blocks(int(number), n * k).numpy() for module, (n, k) in SHAPES.items()}
     for layer in range(layers):
         for module, (n, k) in SHAPES.items():
             octets = drawn[module].reshape(n, k // elements * nbytes)

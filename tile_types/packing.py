@@ -100,9 +100,10 @@ def with_constant(storage: Array, bits: int, count: int, groups: Array, width: i
     xp = _checked(storage, bits)
     rows = len(storage)
     if is_dense(bits) and width * bits % 8 == 0 and count % width == 0:  # a group is some whole bytes
-        parts = xp.copy(storage).reshape(rows, count // width, -1)
-        parts[groups] = pack_codes(xp.array([code] * width, "int64", storage), bits)
-        return parts.reshape(rows, -1)
+        size = next(size for size in (8, 4, 2, 1) if width * bits // 8 % size == 0)
+        parts = xp.view(xp.copy(storage).reshape(rows, count // width, -1), f"int{8 * size}")
+        parts[xp.nonzero(groups)] = _repeated(code, bits, size)
+        return xp.view(parts, "uint8").reshape(rows, -1)
     if is_dense(bits) and bits >= 8:
         codes = xp.copy(storage).reshape(rows, count, -1)
         octets = pack_codes(xp.array([code], "int64", storage), bits)
@@ -120,6 +121,12 @@ def with_constant(storage: Array, bits: int, count: int, groups: Array, width: i
             kept = (0xFF if is_dense(bits) else -1) ^ ((1 << bits) - 1) << slot * bits
             units[at] = units[at] & kept | code << slot * bits
     return units if is_dense(bits) else xp.view(units, "uint32")
+
+
+def _repeated(code: int, bits: int, size: int) -> int:
+    """Return the signed integer of so many bytes that holds one code again and again."""
+    word = sum((code & (1 << bits) - 1) << first for first in range(0, 8 * size, bits))
+    return int.from_bytes(word.to_bytes(size, "little"), "little", signed=True)
 
 
 def _checked(array: Array, bits: int) -> Arrays:

@@ -242,35 +242,43 @@ class QuantizedTensor:
                 f"{self.type_name} has an offset beside {beside}: no kernel takes that; dequantize it"
             )
         xp = arrays_of(self.scale)
-        flat, storage, constant = self.scale == 0, self.storage, int(self.ttype.valid_codes()[0])
+        flat, storage, scale = self.scale == 0, self.storage, self.scale
         some = bool(flat.any())
         if some:
-            rows = xp.array([row // self.block[0] for row in range(self.shape[0])], "int64", flat)
-            groups = flat if self.block[0] == 1 else xp.take(flat, rows)
-            bits, (_, columns) = self.ttype.elem_bits, self.shape
-            storage = with_constant(storage, bits, columns, groups, min(self.block[1], columns), constant)
-        start = float(self.ttype.decode_codes([constant])[0])
+            constant = int(self.ttype.valid_codes()[0])
+            storage = self._with_constant_groups(flat, constant)
+            flat = xp.nonzero(flat)  # indices: few, as a rule, are written several times as fast as a mask
+            scale = xp.cast(scale, "float32") if scale.dtype.itemsize == 1 else xp.copy(scale)
+            scale[flat] = 1.0
         factor = 1.0 if self.tensor_scale is None else self.tensor_scale
         # Quotients and sums of float32 numbers round to the same ones by way of float64.
-        stored = {xp.dtype_name(array) for array in (self.scale, self.offset)}
-        narrow = factor == 1.0 and stored == {"float32"}
+        narrow = factor == 1.0 and {xp.dtype_name(array) for array in (scale, self.offset)} == {"float32"}
         number, most = ("float32", CHUNK_ELEMENTS) if narrow else ("float64", FEW_ELEMENTS)
-        found = [xp.empty(self.scale_shape, "float32", self.storage) for _ in range(2)]
+        zero = xp.empty(self.scale_shape, "float32", self.storage)
         for part in row_chunks(*self.scale_shape, most):
-            scale, offset = (xp.cast(array[part], number) for array in (self.scale, self.offset))
-            nonzero = xp.where(flat[part], scale + 1.0, scale) if some else scale
-            zero = -offset / (nonzero if narrow else nonzero * factor)
-            zero = xp.where(flat[part], start - offset / factor, zero) if some else zero
-            found[0][part], found[1][part] = xp.cast(nonzero, "float32"), xp.cast(zero, "float32")
+            divisor, offset = (xp.cast(array[part], number) for array in (scale, self.offset))
+            zero[part] = xp.cast(-offset / (divisor if narrow else divisor * factor), "float32")
+        if some:
+            start = float(self.ttype.decode_codes([constant])[0])
+            zero[flat] = xp.cast(start - xp.cast(self.offset[flat], number) / factor, "float32")
         return replace(
             self,
             storage=storage,
-            scale=found[0],
-            zero=found[1],
+            scale=xp.cast(scale, "float32"),
+            zero=zero,
             zero_kind="float",
             scale_type="float32",
             offset=None,
         )
+
+    def _with_constant_groups(self, groups: Array, code: int) -> Array:
+        """Return the storage in which all codes of some groups, bool of the scale's shape, are one."""
+        if self.block[0] > 1:
+            xp = arrays_of(groups)
+            rows = [row // self.block[0] for row in range(self.shape[0])]
+            groups = xp.take(groups, xp.array(rows, "int64", groups))
+        width = min(self.block[1], self.shape[1])
+        return with_constant(self.storage, self.ttype.elem_bits, self.shape[1], groups, width, code)
 
     def to(self, device: Any) -> QuantizedTensor:
         """Return the tensor with its arrays as torch tensors on ``device``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.files import Stored, require
 from ladder.formats.gguf import SCALE, SPLIT
 from ladder.formats.layer import Format, Layer
+from ladder.runtime.threads import torch_together
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError
 from tile_types.shards import taken_rows
@@ -112,12 +113,12 @@ def _divided(
     """Name tensors as a model does: those that stay quantized, and the values of the others."""
     kind = checkpoint.metadata["general.architecture"]
     processor = TENSOR_PROCESSORS.get(kind, TensorProcessor)(config=model.config.to_dict())
-    names, wanted = get_gguf_hf_weights_map(model, processor), model.state_dict()
+    names, wanted = _names(checkpoint, model, processor), model.state_dict()
     layers: dict[str, tuple[Format, Layer]] = {}
     values: dict[str, torch.Tensor] = {}
     rows_of = Rows(processor)
     for stored in checkpoint:
-        if stored == FREQUENCIES or stored.endswith(INPUTS):
+        if _is_skipped(stored):
             continue
         name = names.get(stored) or names.get(stored.removesuffix(".weight"))
         if name is None:
@@ -132,6 +133,40 @@ def _divided(
             parts = zip(_members(stored, name, len(value)), changed, strict=True) if value.ndim == 3 else ()
             values |= {member: part.to(dtype) for member, part in parts} or {name: changed.to(dtype)}
     return replace(checkpoint, layers=layers, plain={}), values
+
+
+def _is_skipped(stored: str) -> bool:
+    """Tell tensors that no model has: the configuration has what they say, or nothing needs it."""
+    return stored == FREQUENCIES or stored.endswith(INPUTS)
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A module without its children, of which transformers would build a table of names each."""
+
+    module: torch.nn.Module
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.module.state_dict()
+
+    def named_children(self) -> tuple[()]:
+        return ()
+
+
+def _names(checkpoint: Checkpoint, model: Any, processor: TensorProcessor) -> dict[str, str]:
+    """Return a model's name of each tensor of a file: the first module's that has a place for it.
+
+    Modules within are asked only if a tensor has no place yet: a table has all names of all blocks.
+    """
+    config, found = model.config, dict[str, str]()
+    wanted = [stored for stored in checkpoint if not _is_skipped(stored)]
+    for path, module in model.named_modules():
+        start = f"{path}." if path else ""
+        told = _Alone(module), processor, config.model_type, config.num_hidden_layers, start
+        found = {**get_gguf_hf_weights_map(*told), **found}
+        if all(stored in found or stored.removesuffix(".weight") in found for stored in wanted):
+            break
+    return found
 
 
 def _process(processor: TensorProcessor, array: Any, stored: str) -> Any:
@@ -210,4 +245,6 @@ class Rows:
 
 
 def _in_order(form: Format, rows: list[int], layer: Layer) -> QuantizedTensor:
-    return taken_rows(form.read(layer), rows)  # type: ignore[arg-type]
+    matrix = form.read(layer)
+    with torch_together():
+        return taken_rows(matrix, rows)  # type: ignore[arg-type]

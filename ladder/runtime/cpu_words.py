@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ladder.lower.cpu.pack import Recoding, packed_words, padded_codes, recoded
+from ladder.lower.cpu.pack import Recoding, by_torch, packed_words, padded_codes, recoded
 from ladder.runtime import native
 from ladder.runtime.allocate import empty
 from ladder.runtime.threads import torch_together
@@ -53,6 +53,23 @@ def pack_words(layout: CpuLayout, weight: QuantizedTensor, change: Recoding) -> 
                 part = padded_codes(layout, codes, len(codes), columns, change.fill)
         kernel(told, torch.tensor([columns], dtype=torch.int32), part, result[first : first + step])
     return result.view(blocks, units, words).view(torch.uint32)
+
+
+LEAST_NUMBERS = 1 << 16
+"""Scales or zero points below which no kernel is built to transpose them."""
+
+
+def transposed(numbers: torch.Tensor) -> torch.Tensor:
+    """Transpose scales or zero points, in memory of their own; those of 4 bytes by a kernel."""
+    import torch
+
+    fits = numbers.is_cpu and numbers.dtype.itemsize == 4 and numbers.numel() >= LEAST_NUMBERS
+    if not fits or not native.can_build("repack", "transposed_words"):
+        return by_torch(numbers)
+    words, flip = numbers.contiguous().view(torch.int32), torch.zeros(1, dtype=torch.int32)
+    result = empty(words.shape[1], words.shape[0], dtype=torch.int32)
+    native.entry("repack", "transposed_words")(flip, words, result)
+    return result.view(numbers.dtype)
 
 
 def words_kernel(layout: CpuLayout, stored: int, kind: str = "packed_codes") -> Any:

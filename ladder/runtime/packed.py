@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
@@ -13,6 +14,7 @@ import numpy as np
 
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
+from ladder.runtime.threads import torch_together
 from tile_types.arrays import arrays_of, from_portable, portable
 from tile_types.errors import ArtifactError, ConversionError, ShapeError, TypeValuesError, require_kind
 from tile_types.forms import is_arithmetic
@@ -241,15 +243,21 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
     Raises ShapeError if the matrix is not the one the problem speaks of.
     Raises ConversionError if it has codes whose values, such as NaN, the device's operand type lacks.
     """
-    weight = as_multiple(weight.without_offset(), gemm.weight)
-    _check_weight(gemm, weight)
-    _check_codes(weight, _operand_type(gemm, device), device)
-    if device.is_gpu:
-        return PackedWeight(gemm, GPU, _fragments(gemm, device, weight), own_order(gemm, device))
-    from ladder.lower import cpu
-    from ladder.runtime.cpu_words import pack_words
+    large = weight.shape[0] * weight.shape[1] >= LARGE
+    with torch_together() if large else nullcontext():
+        weight = as_multiple(weight.without_offset(), gemm.weight)
+        _check_weight(gemm, weight)
+        _check_codes(weight, _operand_type(gemm, device), device)
+        if device.is_gpu:
+            return PackedWeight(gemm, GPU, _fragments(gemm, device, weight), own_order(gemm, device))
+        from ladder.lower import cpu
+        from ladder.runtime.cpu_words import pack_words, transposed
 
-    return PackedWeight(gemm, "cpu", cpu.pack(gemm, weight, pack_words))
+        return PackedWeight(gemm, "cpu", cpu.pack(gemm, weight, pack_words, transposed))
+
+
+LARGE = 1 << 22
+"""Codes of a weight from which torch's operators on its scales and zero points gain by all threads."""
 
 
 def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:

@@ -117,6 +117,24 @@ def test_offsets_become_zero_points(scale: list[list[float]]) -> None:
     assert np.array_equal(same, matrix.dequantize().numpy())
 
 
+@pytest.mark.parametrize("rows", [1024, 1032])  # whole blocks of rows, and not
+def test_large_offsets_are_packed_as_torch_packs_them(rows: int) -> None:
+    """By kernels that transpose, and where a few scales are zero."""
+    draw = torch.Generator().manual_seed(5)
+    storage = torch.randint(0, 256, (rows, 2048), dtype=torch.uint8, generator=draw)
+    scale, offset = (torch.randn(rows, 128, generator=draw) for _ in range(2))
+    scale[5::97, ::13] = 0.0
+    fields = {"scale": scale, "offset": offset, "scale_type": "float32"}
+    matrix = QuantizedTensor(get_type("uint4"), (rows, 4096), storage, (1, 32), **fields)
+    op = ladder.Matmul(N=rows, K=4096, weight="uint4", activation="float32", group_size=32, zero="float")
+    plain = matrix.without_offset()
+    flat = (scale == 0).repeat_interleave(32, 1)
+    assert torch.equal(plain.dequantize()[flat], matrix.dequantize()[flat])
+    wanted, found = cpu.pack(op.gemm, plain), op.pack(matrix).arrays
+    assert {name: array.shape for name, array in found.items()} == {n: a.shape for n, a in wanted.items()}
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 @pytest.mark.parametrize("factor", [None, 0.7])
 def test_zero_points_of_offsets_are_rounded_once(factor: float | None) -> None:
     draw = torch.Generator().manual_seed(3)
@@ -155,7 +173,7 @@ def test_rounding_of_every_step() -> None:
 
 
 def test_codebooks_are_types_like_others() -> None:
-    for name in ("binary", "iq1", "iq2", "iq3", "iq3_s", "iq4", "bnb_fp4"):
+    for name in ("binary", "q2", "iq1", "iq2", "iq3", "iq3_s", "iq4", "bnb_fp4"):
         ttype = get_type(name)
         assert np.array_equal(ttype.encode(ttype.probe_values()) % 64, ttype.valid_codes()) or name in (
             "iq2", "bnb_fp4",

@@ -154,6 +154,26 @@ def test_orders_of_rows_are_found_once(tmp_path: Path, monkeypatch: pytest.Monke
         assert form is stored.layers[f"blk.1.{theirs}.weight"][0]
 
 
+def test_names_are_those_of_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of names are built once, not for each module; of a model without a prefix, for those within."""
+    path = written("llama", tmp_path / "model.gguf")
+    config = transformers.AutoConfig.from_pretrained(tmp_path, gguf_file="model.gguf")
+    whole = AUTO.from_config(config)
+    processor = gguf_models.TENSOR_PROCESSORS["llama"](config=config.to_dict())
+    wanted, read = gguf_models.get_gguf_hf_weights_map(whole, processor), gguf_models.load_checkpoint(path)
+    tables: list[Any] = []
+    table = gguf.TensorNameMap.__init__
+    count = lambda *given: (tables.append(given), table(*given))[1]  # noqa: E731
+    monkeypatch.setattr(gguf.TensorNameMap, "__init__", count)
+    assert gguf_models._names(read, whole, processor) == wanted
+    assert len(tables) == 1
+    within = torch.nn.ModuleDict({"inner": whole})
+    within.config = config
+    found = gguf_models._names(read, within, processor)
+    assert found == {name: f"inner.{place}" for name, place in wanted.items()}
+    assert len(tables) == 3
+
+
 def test_what_has_no_place_is_named(tmp_path: Path) -> None:
     path = written("llama", tmp_path / "m.gguf")
     with pytest.raises(ladder.CheckpointError, match="ForSequenceClassification has no place for output"):

@@ -27,6 +27,14 @@ CHUNK = 1 << 19
 PackWords = Callable[[CpuLayout, "QuantizedTensor", "Recoding"], "torch.Tensor"]
 """Packs the codes of a matrix: uint32 words of the layout's shape."""
 
+Transpose = Callable[["torch.Tensor"], "torch.Tensor"]
+"""Transposes numbers, in memory of their own."""
+
+
+def by_torch(numbers: torch.Tensor) -> torch.Tensor:
+    """Transpose a matrix of numbers by torch."""
+    return numbers.t().contiguous()
+
 
 def offset_of(weight: str) -> int:
     """Return the smallest value of a type of consecutive integers: what code 0 of an 8-bit lane means."""
@@ -113,12 +121,15 @@ def numbers_of(gemm: Gemm, name: str, stored: torch.Tensor) -> torch.Tensor:
     return stored.view(getattr(torch, NUMBERS[computed_as(gemm, name)][stored.shape[-1]]))[..., 0]
 
 
-def pack(gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None) -> dict[str, torch.Tensor]:
+def pack(
+    gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None, transpose: Transpose = by_torch
+) -> dict[str, torch.Tensor]:
     """Return the arrays of a kernel in the order in which it takes them.
 
     gemm: The problem that the matrix belongs to.
     weight: Codes ``[N, K]`` with scales and zero points.
     words: Packs codes, by default `packed_words`.
+    transpose: Transposes scales and zero points.
     Returns: ``words`` uint32 [row blocks, units, 16 * bits]; ``scales`` uint8 [groups, N padded, bytes] if
         ``gemm.scale``; ``zeros`` alike unless ``gemm.zero`` is ``"none"`` (`NUMBERS` says of what
         type); ``row_scale`` float32 [N padded].
@@ -137,14 +148,14 @@ def pack(gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None) ->
             raise ShapeError(
                 "the operator takes group scales, the weight has none; build it with scale=False"
             )
-        arrays["scales"] = _grouped(layout, gemm, stored_numbers(gemm, "scale", scale))
+        arrays["scales"] = _grouped(layout, gemm, stored_numbers(gemm, "scale", scale), transpose)
     if gemm.zero != "none":
         # Where packed codes count from the smallest value, so do zero points.
         zero = _rows(weight, weight.zero)
         if layout.lane == 8:
             narrow = zero.dtype.itemsize == 1 and not zero.dtype.is_floating_point
             zero = (zero.int() if narrow else zero.double()) - offset_of(gemm.weight)
-        arrays["zeros"] = _grouped(layout, gemm, stored_numbers(gemm, "zero", zero))
+        arrays["zeros"] = _grouped(layout, gemm, stored_numbers(gemm, "zero", zero), transpose)
     row_scale = torch.ones(layout.padded_n(gemm.n), dtype=torch.float32, device=where)
     if not gemm.scale:
         row_scale[: gemm.n] = factor if scale is None else scale[:, 0].float()
@@ -188,7 +199,7 @@ def _rows(weight: QuantizedTensor, array: Any, factor: float = 1.0) -> torch.Ten
     return rows if height == 1 else rows.repeat_interleave(height, 0)[: weight.shape[0]]
 
 
-def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor) -> torch.Tensor:
+def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor, transpose: Transpose) -> torch.Tensor:
     """Return the bytes of ``[groups, N padded]`` numbers, zero where nothing is stored."""
     import torch
 
@@ -199,6 +210,8 @@ def _grouped(layout: CpuLayout, gemm: Gemm, values: torch.Tensor) -> torch.Tenso
             f"the operator has {expected} groups along K={gemm.k}, the weight has {values.shape[1]}; "
             f"quantize with group_size={gemm.group_size}"
         )
+    if (groups, layout.padded_n(gemm.n)) == (expected, gemm.n):
+        return transpose(values)[..., None].view(torch.uint8)
     result = torch.zeros(groups, layout.padded_n(gemm.n), dtype=values.dtype, device=values.device)
     result[:expected, : gemm.n] = values.T
     return result[..., None].view(torch.uint8)
