@@ -16,6 +16,7 @@ def _signed(levels: tuple[float, ...]) -> tuple[float, ...]:
 
 CODEBOOKS: dict[str, tuple[tuple[float, ...], str]] = {
     "binary": ((-1.0, 1.0), "-1 and 1 (GGUF Q1_0)"),
+    "q2": ((-1.0, 0.0, 1.0, 2.0), "-1 to 2 (GGUF Q2_0)"),
     "iq1": (
         (-1.125, -0.125, 0.875, -0.875, 0.125, 1.125),
         "-1, 0, 1 shifted by an eighth down or up (GGUF IQ1)",

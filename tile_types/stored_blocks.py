@@ -16,7 +16,7 @@ class Plane:
 
     at: First byte in the block.
     bits: Width of a field.
-    width: Bytes whose fields follow each other, a multiple of 8; 1 for single bits in the order of codes.
+    width: Bytes whose fields follow each other, a multiple of 8; 1 for fields in the order of codes.
     shift: Where the field belongs in the code.
     """
 

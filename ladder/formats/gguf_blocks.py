@@ -383,6 +383,7 @@ BLOCKS = {
         changed=unsigned,
     ),
     41: BlockType("q1_0", 128, _k(HALF, QS16), "binary", (("qs", 1, 1, 0),), scale=F16),
+    42: BlockType("q2_0", 64, _k(HALF, QS16), "q2", (("qs", 2, 1, 0),), scale=F16),
 }
 """ggml's number of a type -> its row."""
 

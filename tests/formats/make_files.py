@@ -437,7 +437,7 @@ def gguf_file(file: str, numbers: Iterable[int]) -> None:
     writer.add_tensor("plain", np.arange(8, dtype=np.float32))
     for number in numbers:
         row = BLOCKS[number]
-        if Type(number) not in quants._type_traits:
+        if number not in list(Type) or Type(number) not in quants._type_traits:
             continue
         octets = random.integers(0, 256, (2, 512 // row.elements * row.nbytes), dtype=np.uint8)
         blocks = octets.reshape(-1).view(row.fields)

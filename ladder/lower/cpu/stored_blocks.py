@@ -112,7 +112,14 @@ def _field(plane: Plane, read: Read, first: int, lanes: int) -> Expr:
 
 
 def _bits_in_order(plane: Plane, read: Read, first: int, lanes: int) -> Expr:
-    """Return single bits that lie in the order of the codes."""
+    """Return fields, single bits as a rule, that lie in the order of the codes."""
+    if plane.bits > 1:
+        unit, size = f"uint{lanes * plane.bits}", lanes * plane.bits // 8
+        octets = read(plane.at + first * plane.bits // 8, size)
+        places = v.table([plane.bits * at for at in range(lanes)], unit)
+        moved = T.shift_right(v.splat(T.reinterpret(unit, octets), lanes), places)
+        fields = T.Cast(f"uint8x{lanes}", v.masked(moved, (1 << plane.bits) - 1, unit, lanes))
+        return v.shifted(fields, -plane.shift, "uint8", lanes)
     word = v.splat(T.reinterpret(f"uint{lanes}", read(plane.at + first // 8, lanes // 8)), lanes)
     one = T.bitwise_and(word, v.table([1 << at for at in range(lanes)], f"uint{lanes}"))
     there = one != v.constant(0, f"uint{lanes}", lanes)
