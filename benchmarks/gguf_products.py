@@ -39,8 +39,8 @@ TOKENS = (1, 16, 4096)
 INT4 = "int4 g128"
 ROUNDS = 9
 
-MODERATE = 0x3F
-"""Mask of all drawn bytes: scales of 16 bits stay finite and below 2."""
+MODERATE = 0x1F
+"""Mask of all drawn bytes: scales of 16 bits stay below 2⁻⁷, so that no product overflows in float16."""
 
 
 def drawn(name: str, n: int, k: int) -> tuple[QuantizedTensor, int]:
