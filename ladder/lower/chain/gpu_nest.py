@@ -22,8 +22,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir import scalars
+from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
+from ladder.ir.indexing import parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
@@ -40,9 +42,10 @@ from schedules.schedule import check
 
 
 def window_width(graph: Graph, value: str) -> int:
-    """Return how many neighbouring channels a thread takes of a result of reductions, which it unrolls.
+    """Return how many neighbouring elements a thread takes of a result of reductions, which it unrolls.
 
-    Vectors are shorter where they would leave multiprocessors with less than a quarter of their threads.
+    Channels where those are last, as vectors; else positions, whose windows share what they read. Fewer where
+    they would leave multiprocessors with less than a quarter of their threads.
     """
     shape, elements = graph.tile(value).shape, product(reduced_extents(graph))
     unrolled = isinstance(elements, int) and 1 < elements <= WINDOW
@@ -50,9 +53,19 @@ def window_width(graph: Graph, value: str) -> int:
         return 1
     width = ACCESS_BYTES // BYTES.get(stored_type(graph.tile(value).ttype.name), ACCESS_BYTES)
     count = product(shape)
+    if _slides_along_last(graph):
+        known = count if isinstance(count, int) else 0
+        most = min(MOST_SHARING, MOST_UNROLLED // int(elements), known // BUSY_ROWS)
+        return next((width for width in range(most, 1, -1) if shape[-1] % width == 0), 1)
     while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < BUSY_ROWS)):
         width //= 2
     return width
+
+
+def _slides_along_last(graph: Graph) -> bool:
+    """Tell whether windows move along the last axis of what they read, and are reduced along it."""
+    indexings = [parse_indexing(node_attributes(n)["spec"]) for n in graph.nodes if n.operator == "map"]
+    return any(len(indexing.operands[0][-1].terms) > 1 for indexing in indexings)
 
 
 def reduce_vectors(nest: Nest, vectors: Vectors, value: str, places: Sequence[Index]) -> None:
@@ -75,8 +88,7 @@ def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index]) 
                 found = nest.values.at(it.operand, place)
             total.set(it.combine(total.value, found))
         vectors.lane = 0
-        vectors.words.clear()
-        nest.values.forget()
+        nest.values.forget()  # but for what is loaded: the next window begins within this one
     for index, total in zip(indices, totals, strict=True):
         nest.keep_cell(node, index, b.bind(total.value))
 
@@ -99,6 +111,9 @@ def _is_stored_half(graph: Graph, value: str) -> bool:
         node = graph.producer(node.inputs[0])
     return get_operator(node.operator).role == "input" and node.tile.ttype.name == "float16"
 
+
+MOST_SHARING, MOST_UNROLLED = 4, 64
+"""Windows side by side that a thread takes, and elements of them that it unrolls."""
 
 LINE, MOST_PREFETCHED_BYTES = 128, 16 << 10
 """Bytes of a cache line, and of the largest input that is prefetched."""

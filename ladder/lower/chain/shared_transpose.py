@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import tvm_ffi
@@ -27,7 +27,7 @@ from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES
-from ladder.lower.chain.vectors import Shared, element
+from ladder.lower.chain.vectors import ACCESS_BYTES, Shared, element
 from schedules.schedule import check
 from tile_types.errors import ScheduleError
 
@@ -85,7 +85,7 @@ class SharedTranspose:
 
     def find(self) -> tuple[int, list[tuple[int, str]]]:
         """Return the widest vectors that reads along rows can have, and these reads as `along_rows` does."""
-        for span in (8, 4, 2):
+        for span in (8, 4, 2, 1):
             if found := self.along_rows(span):
                 return span, found
         raise ScheduleError("nothing of this chain lies along the tile's rows")
@@ -100,11 +100,11 @@ class SharedTranspose:
         if isinstance(self.rows, int | tirx.IntImm) and int(self.rows) % span:
             return []
         outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
-        chunk = nest.probe("rows", tirx.floordiv(self.rows, span))
+        chunk, looked = nest.probe("rows", tirx.floordiv(self.rows, span)), max(span, 2)
         column = nest.probe("column", self.columns)
         reads: list[list[tuple[str, Expr]]] = []
         with self.values.only_loads():
-            for lane in range(span):
+            for lane in range(looked):
                 at = self.place(outer, chunk * span + lane, column)
                 reads.append(
                     [(name, nest.address(name, index)) for name, index in nest.reads(self.value, at)]
@@ -116,7 +116,8 @@ class SharedTranspose:
             size = BYTES.get(stored_type(nest.graph.tile(name).ttype.name), 0)
             steps = [self.values.simplified(at - base) for _, at in column_reads]
             along = all(step == lane for lane, step in enumerate(steps))
-            if along and span * size <= 16 and nest.vectors.is_aligned(name, base, span):
+            whole = size in (2, 4) if span == 1 else nest.vectors.is_aligned(name, base, span)
+            if along and span * size <= ACCESS_BYTES and whole:
                 found.append((position, name))
         return found
 
@@ -145,17 +146,25 @@ class SharedTranspose:
                 word, -(-items // threads) * threads // groups if items % threads else items // groups
             )
             inside = self.inside(row + group * self.span, column + word * per_word, item, items)
-            registers = [b.local(self.span * BYTES[staged.dtype] // 4, "uint32") for _ in range(per_word)]
+            registers = [self.registers(staged) for _ in range(per_word)]
+            first_row, first_column = row + group * self.span, column + word * per_word
             with nullcontext() if inside is None else b.when(inside):
                 for at in range(per_word):
-                    self.load(
-                        staged, outer, row + group * self.span, column + word * per_word + at, registers[at]
-                    )
+                    beside = first_column + at
+                    if at and self.values.is_below(beside, self.columns) is not True:
+                        beside = tirx.min(beside, self.columns - 1)  # again: no result needs the next one
+                    self.load(staged, outer, first_row, beside, registers[at])
             loaded.append((group, word, inside, registers))
         for group, word, inside, registers in loaded:
             with nullcontext() if inside is None else b.when(inside):
                 for lane in range(self.span):
-                    self.put(staged, group, lane, word, [element(r, lane, staged.dtype) for r in registers])
+                    found = [r[0] if self.span == 1 else element(r, lane, staged.dtype) for r in registers]
+                    self.put(staged, group, lane, word, found)
+
+    def registers(self, staged: Staged) -> Any:
+        """Declare the registers of one vector along rows."""
+        size = self.span * BYTES[staged.dtype]
+        return b.local(1, "uint16") if size == 2 else b.local(size // 4, "uint32")
 
     def inside(self, row: Expr, column: Expr, item: Expr, items: int) -> Expr | None:
         """Return whether a vector of a tile is one of the result's; None if all are."""
@@ -172,7 +181,10 @@ class SharedTranspose:
         """Emit one vector along rows into registers."""
         with self.values.only_loads():
             _, index = self.nest.reads(self.value, self.place(outer, row, column))[staged.position]
-        self.nest.vectors.fetch(staged.name, index, registers, self.span)
+        if self.span == 1:
+            self.nest.dialect.load_one(registers, self.nest.buffers[staged.name], index)
+        else:
+            self.nest.vectors.fetch(staged.name, index, registers, self.span)
 
     def put(self, staged: Staged, group: Expr, lane: int, word: Expr, elements: Sequence[Expr]) -> None:
         """Store neighbouring columns of one row as a word."""
@@ -209,7 +221,7 @@ class SharedTranspose:
                 vectors.transposed[(staged.name, len(places), tvm_ffi.structural_hash(base))] = shared
 
     def shared_vector(self, staged: Staged, row: Expr, column: Expr, width: int) -> Shared:
-        words = width * BYTES[staged.dtype] // 4
+        words = max(1, width * BYTES[staged.dtype] // 4)
         per_word = 4 // BYTES[staged.dtype]
         first = self.values.simplified(tirx.floordiv(column, per_word))
         group = tirx.floordiv(row, self.span)
@@ -218,7 +230,8 @@ class SharedTranspose:
             chunk = self.values.simplified(tirx.floordiv(first + access, CHUNK))
             within = self.values.simplified(tirx.floormod(first + access, CHUNK))
             places.append(self.word(staged, row, group, chunk) + within)
-        return Shared(self.nest.dialect, words, tuple(places))
+        half = tirx.floormod(column, 2) if width < per_word else None
+        return Shared(self.nest.dialect, words, tuple(places), half)
 
 
 def row_axes_of_tile(nest: GpuNest) -> tuple[int, int]:
@@ -264,29 +277,62 @@ def _emit_vectors(nest: GpuNest, transpose: SharedTranspose) -> None:
     width = min(8, max(16 // BYTES.get(stored_type(nest.graph.tile(v).ttype.name), 16) for v in outputs))
     while width > 1 and (not isinstance(transpose.columns, int) or transpose.columns % width):
         width //= 2
-    check(width > 1, "rows of an odd number of columns")
-    nest.alone = True
+    nest.alone, nest.later = True, []
     for first in range(0, rows * columns // width, threads):
-        item = b.bind(first + thread)
-        nest.within(item, first + threads)
-        row = b.bind(tirx.floordiv(item, columns // width))
-        column = b.bind(tirx.floormod(item, columns // width))
-        nest.within(row, rows if rows * columns // width % threads == 0 else first + threads)
-        nest.within(column, columns // width)
-        inside = transpose.inside(
-            first_row + row, first_column + column * width, item, rows * columns // width
-        )
-        with nullcontext() if inside is None else b.when(inside):
-            at = first_column + column * width
-            places = [transpose.place(outer, first_row + row, at + lane) for lane in range(width)]
-            nest.vectors.words.clear()
-            nest.vectors.transposed.clear()
-            transpose.offer(places, row, column * width)
-            for value in outputs:
-                nest.vectors.width = width
-                nest.store_vector(value, places)
-                nest.vectors.width = 1
+        _emit_vector(nest, transpose, outer, (first_row, first_column), width, first)
         values.forget()
+    for valid, store in nest.later:
+        with nest.where(valid):
+            store()
+    nest.later = None
+
+
+def _emit_vector(
+    nest: GpuNest,
+    transpose: SharedTranspose,
+    outer: Sequence[Expr],
+    corner: tuple[Expr, Expr],
+    width: int,
+    first: int,
+) -> None:
+    """Emit the vector that a thread has among those from ``first`` on; stores wait until all are read.
+
+    Threads beyond the result's edge read its last row or column again, and store nothing.
+    """
+    (rows, columns), threads, values = nest.mapping.tile, nest.mapping.threads, nest.values
+    items, chunks = rows * columns // width, columns // width
+    item = b.bind(first + nest.thread)
+    if first + threads > items:
+        nest.valid, item = item < items, b.bind(tirx.min(item, items - 1))
+    else:
+        nest.valid = None
+    nest.within(item, items)
+    row, column = b.bind(tirx.floordiv(item, chunks)), b.bind(tirx.floormod(item, chunks))
+    nest.within(row, rows)
+    nest.within(column, chunks)
+    row, row_inside = _kept_inside(nest, row, corner[0], transpose.rows)
+    wide = values.simplified(tirx.floordiv(transpose.columns, width))
+    begin = values.simplified(tirx.floordiv(corner[1], width))
+    column, column_inside = _kept_inside(nest, column, begin, wide)
+    found = [one for one in (nest.valid, row_inside, column_inside) if one is not None]
+    nest.valid = reduce(tirx.And, found) if found else None
+    at = corner[1] + column * width
+    places = [transpose.place(outer, corner[0] + row, at + lane) for lane in range(width)]
+    nest.vectors.words.clear()
+    nest.vectors.transposed.clear()
+    transpose.offer(places, row, column * width)
+    for value in nest.graph.outputs:
+        nest.vectors.width = width
+        nest.store_vector(value, places)
+        nest.vectors.width = 1
+    nest.valid = None
+
+
+def _kept_inside(nest: GpuNest, position: Expr, begin: Expr, extent: Expr) -> tuple[Expr, Expr | None]:
+    """Return a position within a tile, brought inside of the result, and whether it was; None: always."""
+    if nest.values.is_below(begin + position, extent) is True:
+        return position, None
+    return b.bind(tirx.min(position, extent - 1 - begin)), begin + position < extent
 
 
 def _emit_rows(nest: GpuNest, transpose: SharedTranspose) -> None:

@@ -29,11 +29,13 @@ class Shared:
 
     words: How many it has.
     places: First word of each access.
+    half: Of a single element of 16 bits: which half of its word it is.
     """
 
     dialect: Dialect
     words: int
     places: tuple[Expr, ...]
+    half: Expr = None
     registers: Any = None
 
     def load(self) -> Any:
@@ -43,6 +45,12 @@ class Shared:
             for (first, count), place in zip(_accesses(self.words), self.places, strict=True):
                 self.dialect.load(self.registers, first, count, self.dialect.shared, (place,))
         return self.registers
+
+    def element(self, lane: int, dtype: str) -> Expr:
+        """Return the bits of one of its elements."""
+        if self.half is None:
+            return element(self.load(), lane, dtype)
+        return T.Cast("uint16", self.load()[0] >> (T.Cast("uint32", self.half) * T.uint32(16)))
 
 
 class Vectors:
@@ -74,7 +82,8 @@ class Vectors:
         """Return an element of an input, computed type; the first of an aligned vector brings all."""
         kind = self.graph.tile(name).ttype.name
         dtype, wanted = stored_type(kind), computed_type(kind)
-        bits = self._of_vector(name, index, dtype) if self.width > 1 and index else None
+        wide = self.width > 1 or bool(self.transposed)
+        bits = self._of_vector(name, index, dtype) if wide and index else None
         if bits is None:
             bits = self._alone(name, index, dtype)
         if bits is None:
@@ -90,7 +99,9 @@ class Vectors:
         hashed = base if isinstance(base, int) else tvm_ffi.structural_hash(base)
         key = (name, self.width, hashed, *map(tvm_ffi.structural_hash, guards))
         if key in self.transposed:
-            return element(self.transposed[key].load(), self.lane, dtype)
+            return self.transposed[key].element(self.lane, dtype)
+        if self.width == 1:
+            return None
         if key not in self.words:
             if self.lane or not self.is_aligned(name, base, self.width):
                 return None
@@ -174,8 +185,8 @@ def _all(conditions: Sequence[Expr]) -> Expr:
 
 
 def _accesses(words: int) -> list[tuple[int, int]]:
-    """Return (first word, words) of each access."""
-    count = min(words, ACCESS_BYTES // 4)
+    """Return (first word, words) of each access: as many words as divide a vector, a power of two."""
+    count = min(words & -words, ACCESS_BYTES // 4)
     return [(first, count) for first in range(0, words, count)]
 
 
