@@ -1,9 +1,10 @@
 """Norms over space by groups of channels: group norm, and instance norm, whose groups are single channels.
 
-On GPUs statistics are those of parts of an image first: images times groups are too few for all of its
-multiprocessors. A part's sums are of differences from its first element, in one pass: so what is left of a
-large mean is of the size of the deviation. Parts are joined as Chan, Golub and LeVeque do (1983), by their
-means and their sums of squares around them.
+As images are written a group is a row in memory, which one kernel keeps in registers if it is short enough
+(`HELD_ROW`). Else, and with channels last, GPUs take statistics of parts of an image first: images times
+groups are too few for all multiprocessors. A part's sums are of differences from its first element, in one
+pass: so what is left of a large mean is of the size of the deviation. Parts are joined as Chan, Golub and
+LeVeque do (1983), by their means and their sums of squares around them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from ladder.frontend.importer import HALVES, Importer, wide_of
 from ladder.ir.extents import floordiv, product
+from ladder.movement.mapping import MOST_ROW_THREADS
 from tile_types.tile import Extent
 
 BLOCKS = 512
@@ -30,6 +32,16 @@ MOST_BEFORE = 64
 FEW = 1 << 16
 """Elements of all images below which launches cost more than what idles."""
 
+HELD_ROW, FEW_ROWS = MOST_ROW_THREADS * 48, 16
+"""Elements of a group that lies in order which the threads of a block hold in registers; and how many groups
+of this size leave too much of a device idle."""
+
+VECTOR = 8
+"""Elements that a thread loads at once."""
+
+PART_ROW, MOST_PARTS = 2048, 512
+"""Elements of a part, and how many of a group are joined at most, where groups lie in order."""
+
 
 def parts_of(images: Any, channels: Any, size: Any) -> int:
     """Return into how many parts of one size positions are divided; 0 if that is not known, or they are few.
@@ -46,6 +58,18 @@ def parts_of(images: Any, channels: Any, size: Any) -> int:
     return min(divisors, key=lambda count: abs(log2(count / wanted)))
 
 
+def row_parts_of(images: int, groups: int, size: int) -> int:
+    """Return into how many parts of one size rows that lie in order are divided; 1: one block takes each.
+
+    A divisor of `size` that leaves parts whole vectors, of what few warps hold, and enough for all blocks.
+    """
+    if size <= HELD_ROW and (size <= PART_ROW or images * groups >= FEW_ROWS):
+        return 1
+    wanted = max(1, min(size // PART_ROW, MOST_PARTS))
+    divisors = [count for count in range(1, 4 * wanted + 1) if size % count == 0]
+    return min(divisors, key=lambda count: abs(log2(count / wanted)) + 2 * (size // count % VECTOR > 0))
+
+
 def normalised_groups(
     im: Importer, out: str, x: str, weight: Any, bias: Any, groups: Extent, epsilon: float
 ) -> str:
@@ -54,11 +78,14 @@ def normalised_groups(
     weight, bias: Of each channel, or of each image's channels; None: there is none.
     """
     shape, wide = im.shape(x), wide_of(out)
-    whole = im.on_cpu or wide != "float32" or (shape[1] == groups and not _has_channels_last(im, x))
-    parts = 0 if whole else parts_of(shape[0], shape[1], product(shape[2:]))
+    on_gpu = not im.on_cpu and wide == "float32"
+    in_order = on_gpu and not _has_channels_last(im, x)
     x = im.cast(x, wide)
+    if in_order and all(isinstance(extent, int) for extent in (groups, *shape[1:])):
+        return im.cast(_in_order(im, x, weight, bias, int(groups), epsilon), out)
+    parts = parts_of(shape[0], shape[1], product(shape[2:])) if on_gpu and not in_order else 0
     if parts:
-        mean, inverse = _of_parts(im, x, groups, parts, epsilon)
+        mean, inverse = _of_parts(im, x, shape[1], groups, parts, epsilon)
         return im.cast(_scaled(im, x, mean, inverse, weight, bias), out)
     value = _by_channels(im, x, groups, epsilon)
     for operator, vector in (("mul", weight), ("add", bias)):
@@ -113,13 +140,40 @@ def _by_channels(im: Importer, x: str, groups: Extent, epsilon: float) -> str:
     return im.g.add("mul", centred, _spread(im, im.g.add("rsqrt", spread), shape))
 
 
-def _of_parts(im: Importer, x: str, groups: Extent, parts: int, epsilon: float) -> tuple[str, str]:
-    """Return mean and inverse deviation, ``[n, groups, 1]``, by parts of an image."""
-    images, channels, *space = im.shape(x)
-    size, within = int(product(space)), floordiv(channels, groups)
+def _in_order(im: Importer, x: str, weight: Any, bias: Any, groups: int, epsilon: float) -> str:
+    """Return the norm of an image of known extents whose groups are rows in memory."""
+    shape, kind = im.shape(x), im.ttype(x)
+    images, channels, space = shape[0], int(shape[1]), shape[2:]
+    size = int(product([channels // groups, *space]))
+    parts = row_parts_of(images if isinstance(images, int) else 1, groups, size)
+    if parts > 1:
+        mean, inverse = _of_parts(im, x, groups, groups, parts, epsilon)
+        return _scaled(im, x, mean, inverse, weight, bias)
+    value = im.normalised(im.reshape(x, [images, groups, size]), [2], epsilon)
+    for operator, vector in (("mul", weight), ("add", bias)):
+        if vector is not None:
+            spread = _grouped(im, vector, shape, groups, kind)
+            apart = [im.shape(spread)[0], groups, channels // groups]
+            whole = im.expand(im.reshape(spread, [*apart, 1]), [*apart, int(product(space))])
+            value = im.g.add(operator, value, im.reshape(whole, [apart[0], groups, size]))
+    return im.reshape(value, shape)
+
+
+def _of_parts(
+    im: Importer, x: str, rows_of_image: Extent, groups: Extent, parts: int, epsilon: float
+) -> tuple[str, str]:
+    """Return mean and inverse deviation, ``[n, groups, 1]``, by parts of an image.
+
+    rows_of_image: Into how many rows an image is divided before each is divided into parts: channels, or
+        groups where those lie in order.
+    """
+    images, channels = im.shape(x)[0], rows_of_image
+    size, within = int(floordiv(product(im.shape(x)[1:]), channels)), floordiv(channels, groups)
     rows, kind = size // parts, im.ttype(x)
 
     def grouped(value: str) -> str:
+        if within == 1:
+            return im.reshape(value, [images, groups, parts])
         value = im.reshape(value, [images, groups, within, parts])
         return im.permute(value, (0, 1, 3, 2))
 
@@ -132,9 +186,10 @@ def _of_parts(im: Importer, x: str, groups: Extent, parts: int, epsilon: float) 
     own = im.g.add("sub", squares, im.g.add("mul", total, moved))
     means = im.g.add("add", first, moved)
     of_parts = grouped(means)
-    mean = im.apply("div", [im.reduce("reduce_sum", of_parts, [2, 3], True), within * parts], kind)
+    axes = range(2, len(im.shape(of_parts)))
+    mean = im.apply("div", [im.reduce("reduce_sum", of_parts, axes, True), within * parts], kind)
     between = im.apply("mul", [im.g.add("square", im.g.add("sub", of_parts, mean)), rows], kind)
-    spread = im.reduce("reduce_sum", im.g.add("add", grouped(own), between), [2, 3], True)
+    spread = im.reduce("reduce_sum", im.g.add("add", grouped(own), between), axes, True)
     spread = im.apply("add", [im.apply("div", [spread, within * size], kind), epsilon], kind)
     numbers = [images, groups, 1]
     return im.reshape(mean, numbers), im.reshape(im.g.add("rsqrt", spread), numbers)

@@ -110,6 +110,7 @@ class MovementGraph:
     tensors: All of them by name.
     steps: In order.
     inputs, outputs: Device tensors.
+    rows: What the chain is a loop over; without reductions, of its result's last axis.
     """
 
     name: str
@@ -118,6 +119,18 @@ class MovementGraph:
     steps: tuple[Step, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    rows: int
+
+    @cached_property
+    def columns(self) -> int:
+        """The most elements that a row has, of what is reduced or of a result."""
+        read = (s.inputs[0] for s in self.steps if isinstance(s, Compute) and s.kind in ("partial", "reduce"))
+        return max(1, *(self.tensors[n].elements // max(1, self.rows) for n in (*read, *self.outputs)))
+
+    @cached_property
+    def width(self) -> int:
+        """Neighbouring elements that a lane takes at once."""
+        return max((t.slice.width for t in self.tensors.values() if t.slice.level == "lane"), default=1)
 
     @cached_property
     def writers(self) -> Mapping[str, int]:

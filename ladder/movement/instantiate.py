@@ -7,13 +7,14 @@ each lane has, passes that on, and adds over lanes. `rewrite` then removes what 
 from __future__ import annotations
 
 from ladder.ir.build import node_attributes
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.movement.decompose import canonical
 from ladder.movement.graph import Compute, Move, MovementGraph, Slice, Step, Sync, Tensor
 from ladder.movement.mapping import Mapping, held_width
 from ladder.movement.pattern import VIEWS
-from ladder.partition.rows import REDUCTIONS
+from ladder.partition.rows import REDUCTIONS, loop_axes
 from tile_types.errors import LadderError
 
 
@@ -22,7 +23,9 @@ def instantiate(graph: Graph, mapping: Mapping) -> MovementGraph:
 
     Raises LadderError if it has an operator that is neither element-wise, a reduction nor a view.
     """
-    return _Templates(canonical(graph), mapping).graph()
+    shape = graph.tile(graph.outputs[0]).known_shape
+    rows = int(product(shape[: loop_axes(graph, graph.outputs)]))
+    return _Templates(canonical(graph), mapping).graph(rows)
 
 
 class _Templates:
@@ -34,12 +37,14 @@ class _Templates:
         self.tensors: dict[str, Tensor] = {}
         self.steps: list[Step] = []
 
-    def graph(self) -> MovementGraph:
+    def graph(self, rows: int) -> MovementGraph:
         for node in self.source.nodes:
             self.place(node)
         inputs = tuple(node.name for node in self.source.inputs)
         outputs = self.source.outputs
-        return MovementGraph(self.source.name, self.mapping, self.tensors, tuple(self.steps), inputs, outputs)
+        return MovementGraph(
+            self.source.name, self.mapping, self.tensors, tuple(self.steps), inputs, outputs, rows
+        )
 
     def place(self, node: Node) -> None:
         row = get_operator(node.operator)

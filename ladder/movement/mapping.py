@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.rows import REDUCTIONS, loop_axes
 from tile_types.errors import ScheduleError
-from tile_types.tile import Extent
+from tile_types.tile import Extent, Tile
 
 WARP = 32
 
@@ -24,6 +24,8 @@ class Mapping:
     teams: Rows that a block takes side by side.
     tile: Rows and columns that a block exchanges through shared memory; (0, 0): none.
     threads: Threads of a block that takes tiles or single vectors.
+    across: Of lanes that share reductions along an axis before the last: neighbouring vectors of ``num``
+        columns that a block takes, its other lanes further positions along that axis; 0: no such reductions.
     spread: Neighbouring rows of single vectors alternate over so many places of the axis before the last row
         axis: where the input has the two in the other order, both sides then move a few rows together.
     """
@@ -34,6 +36,7 @@ class Mapping:
     tile: tuple[int, int] = (0, 0)
     threads: int = 256
     spread: int = 1
+    across: int = 0
 
     @property
     def block(self) -> int:
@@ -44,6 +47,10 @@ class Mapping:
         if self.tile[0]:
             shape = f"tile {self.tile[0]}x{self.tile[1]}"
             return f"{shape}, {self.lanes} lanes" if self.lanes > 1 else f"{shape}, {self.threads} threads"
+        if self.across:
+            return (
+                f"columns of {self.across} lanes x {self.num}, {self.lanes // self.across} positions at once"
+            )
         if self.lanes == 1:
             spread = f", spread over {self.spread}" if self.spread > 1 else ""
             return f"{max(1, self.num)} vectors each, {self.threads} threads{spread}"
@@ -68,6 +75,12 @@ HELD = 32
 
 TILE_BYTES = 100 << 10
 """Shared memory of a tile at most: two blocks then fit into a multiprocessor."""
+
+ACCESS = 16
+"""Bytes of an access at most."""
+
+MOST_ACROSS = 256
+"""Bytes side by side that a block reads of a row at most, of reductions along other axes."""
 
 WINDOW = 64
 """Elements up to which one thread reduces alone."""
@@ -107,11 +120,13 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
     numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
     total = product(extents)
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
+    across = [] if tiles or not numbers else _across(graph)
     if not extents or (numbers and isinstance(total, int) and total <= _alone(graph, count)):
-        return _tiles(graph) if tiles else list(VECTORS)
+        windows = any(node.operator == "map" for node in graph.nodes)
+        return _tiles(graph) if tiles else [*VECTORS, *([] if windows else across)]
     columns = held_columns(graph, rows)
     if columns is None:
-        return [] if tiles else [Mapping(_streaming_lanes(graph, rows, extents, wave))]
+        return [] if tiles else [*across, Mapping(_streaming_lanes(graph, rows, extents, wave))]
     width = row_width(graph, rows)
     return (_row_tiles if tiles else _held)(columns, count, width)
 
@@ -132,6 +147,31 @@ def _tiles(graph: Graph) -> list[Mapping]:
         return list(TILES)
     fitting = min(range(40, 97, 8), key=lambda wide: (-columns % wide, abs(wide - 64)))
     return [*TILES, *([Mapping(tile=(64, fitting), threads=4 * fitting)] if fitting != 64 else [])]
+
+
+def _across(graph: Graph) -> list[Mapping]:
+    """Return the mappings of reductions along axes before the last, whose neighbours are columns."""
+    columns = graph.tile(graph.outputs[0]).shape[-1:]
+    reduced = [node for node in graph.nodes if node.operator in REDUCTIONS]
+    if not reduced or not columns or not isinstance(columns[0], int) or any(map(_along_last, reduced)):
+        return []
+    read = [
+        node.tile for node in graph.inputs if node.tile.shape[-1:] == columns and len(node.tile.shape) > 1
+    ]
+    sizes = [SIZES.get(tile.ttype.name, ACCESS) for tile in read]
+    width = ACCESS // min(sizes, default=ACCESS)
+    while columns[0] % width:
+        width //= 2
+    vectors = -(-columns[0] // width)
+    most = MOST_ACROSS // (width * min(sizes, default=ACCESS))
+    beside = [lanes for lanes in (2, 4, 8, 16, 32) if lanes <= most and (lanes == 2 or lanes < 2 * vectors)]
+    return [Mapping(threads, width, across=lanes) for lanes in beside for threads in (128, 256, 512, 1024)]
+
+
+def _along_last(node: Node) -> bool:
+    """Tell whether a reduction runs along the last axis of what it reads."""
+    rank = len(node.tile.shape) + (0 if node_attributes(node)["keep"] else 1)
+    return bool(node_attributes(node)["axis"] % rank == rank - 1)
 
 
 def spreads(graph: Graph) -> list[Mapping]:
@@ -212,11 +252,14 @@ def held_width(graph: Graph) -> int:
 def row_width(graph: Graph, rows: int) -> int:
     """Return the columns that a lane takes at once: 16 bytes of the narrowest result, or its share of a row.
 
+    Where results are numbers of rows, 16 bytes of what is reduced.
+
     Where rows are reduced again and again all lanes of a warp share them: the work of a lane is unrolled, and
     its instructions, which no other warp needs, come from memory as they are executed.
     """
-    tiles = [graph.tile(value) for value in graph.outputs if len(graph.tile(value).shape) > rows]
-    width = min(8, max((16 // SIZES.get(tile.ttype.name, 16) for tile in tiles), default=1))
+    tiles = [graph.tile(value) for value in graph.outputs if product(graph.tile(value).shape[rows:]) != 1]
+    tiles = tiles or _reduced_rows(graph)
+    width = min(8, max((ACCESS // SIZES.get(tile.ttype.name, ACCESS) for tile in tiles), default=1))
     while width > 1 and any(not isinstance(t.shape[-1], int) or t.shape[-1] % width for t in tiles):
         width //= 2
     extents = reduced_extents(graph)
@@ -224,6 +267,14 @@ def row_width(graph: Graph, rows: int) -> int:
     while width > 1 and len(extents) > MANY_REDUCTIONS and longest < WARP * width:
         width //= 2
     return width
+
+
+def _reduced_rows(graph: Graph) -> list[Tile]:
+    """Return the tiles of what is reduced along its last axis, in the narrowest type that is read of it."""
+    reduced = [graph.tile(n.inputs[0]) for n in graph.nodes if n.operator in REDUCTIONS and _along_last(n)]
+    read = [node.tile.ttype for node in graph.inputs if len(node.tile.shape) > 1]
+    narrow = min(read, key=lambda ttype: SIZES.get(ttype.name, ACCESS), default=None)
+    return [tile if narrow is None else replace(tile, ttype=narrow) for tile in reduced]
 
 
 def _held(columns: int, count: Extent, width: int) -> list[Mapping]:

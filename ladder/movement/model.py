@@ -15,7 +15,16 @@ from tile_types.library import get_type
 SECTOR = 32
 """Bytes that a GPU moves at least."""
 
+BURST = 64
+"""Bytes that memory brings at least: of rows of which a block reads a few columns, others have the rest."""
+
 WARP = 32
+
+LEAST_BYTES = 2.0
+"""Bytes that a lane reads at least."""
+
+LOADS_AT_ONCE = 4
+"""Loads of a lane that reduces along an axis before the last, before it waits for the first."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +195,7 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     """Return the seconds that a graph takes."""
     found = traffic(graph)
     inflated = sum(
-        moved(graph, step)[1] * (max(1.0, sectors_per_warp(graph, step)) if _by_lanes(graph, step) else 1.0)
+        moved(graph, step)[1] * (max(1.0, touched(graph, step)) if _by_lanes(graph, step) else 1.0)
         for step in graph.steps
         if isinstance(step, Move) and moved(graph, step)[0] == "device"
     )
@@ -201,11 +210,35 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
         + 2 * waits
         + 0.5 * issue * machine.units * machine.resident_lanes / max(1, all_lanes(graph))
     )
-    flight = read * life / (machine.units * machine.resident_lanes * bytes_per_lane(graph))
+    if graph.mapping.across:
+        waits += 4 * machine.sync * sum(isinstance(s, Compute) and s.kind == "reduce" for s in graph.steps)
+    lanes = machine.units * machine.resident_lanes
+    flight = read * life / (lanes * bytes_per_lane(graph))
     memory = max(nbytes / bandwidth, inflated / machine.cache, flight)
     work = max(memory, issue) * max(1.0, machine.units / blocks)
     busy = float((work**3 + (blocks * machine.block) ** 3) ** (1 / 3))
     return found.launches * machine.launch + busy + (turns - 1) * machine.turn + waits
+
+
+def touched(graph: MovementGraph, move: Move) -> float:
+    """Return the bytes of sectors that lanes touch over those that they want."""
+    source, result = graph.tensors[move.source], graph.tensors[move.result]
+    mapping, beyond = graph.mapping, result.elements > graph.rows
+    if not beyond or graph.level(move.source) != "device":
+        return sectors_per_warp(graph, move)
+    size, columns = get_type(source.ttype).elem_bits / 8, int(result.shape[-1])
+    if mapping.across:
+        wanted = min(mapping.across * mapping.num, columns) * size
+        whole = wanted % BURST == 0 and columns * size % BURST == 0
+        return float((-(-wanted // BURST) + 0.5 * (not whole)) * BURST / wanted)
+    crossed = mapping.lanes > 1 and not any(
+        isinstance(s, Compute) and s.kind == "partial" for s in graph.steps
+    )
+    return (
+        max(SECTOR / size, sectors_per_warp(graph, move))
+        if crossed and columns > 1
+        else sectors_per_warp(graph, move)
+    )
 
 
 def far_bytes(graph: MovementGraph) -> tuple[int, int]:
@@ -224,23 +257,25 @@ def far_bytes(graph: MovementGraph) -> tuple[int, int]:
 
 def all_lanes(graph: MovementGraph) -> int:
     """Return how many lanes a kernel has, one after the other."""
-    shape = graph.tensors[graph.outputs[0]].shape
-    if graph.mapping.lanes > 1:
-        return prod(shape[:-1]) * graph.mapping.lanes
+    if graph.mapping.lanes > 1 and not graph.mapping.across:
+        return graph.rows * graph.mapping.lanes
+    if graph.mapping.across:
+        return launch_shape(graph)[0] * graph.mapping.lanes
     return launch_shape(graph)[0] * graph.mapping.threads
 
 
 def bytes_per_lane(graph: MovementGraph) -> float:
     """Return the bytes that a lane reads before it needs one of them."""
-    return max(8.0, far_bytes(graph)[1] / max(1, all_lanes(graph)))
+    whole = max(LEAST_BYTES, far_bytes(graph)[1] / max(1, all_lanes(graph)))
+    return min(whole, 8.0 * LOADS_AT_ONCE) if graph.mapping.across else whole
 
 
 def idle_lanes(graph: MovementGraph) -> float:
     """Return the lanes that rows take over those that have elements."""
-    tensor, mapping = graph.tensors[graph.outputs[0]], graph.mapping
-    if mapping.lanes == 1 or not mapping.num or not tensor.shape:
+    mapping = graph.mapping
+    if mapping.lanes == 1 or not mapping.num or mapping.across:
         return 1.0
-    return max(1.0, mapping.lanes * mapping.num * tensor.slice.width / int(tensor.shape[-1]))
+    return max(1.0, mapping.lanes * mapping.num * graph.width / graph.columns)
 
 
 def launch_shape(graph: MovementGraph) -> tuple[int, float]:
@@ -249,15 +284,26 @@ def launch_shape(graph: MovementGraph) -> tuple[int, float]:
     shapes = [graph.tensors[name].shape for name in graph.outputs]
     vectors = max(graph.tensors[name].elements // graph.tensors[name].slice.width for name in graph.outputs)
     rows, columns = prod(shapes[0][:-1]), shapes[0][-1] if shapes[0] else 1
+    if mapping.across:
+        blocks = rows * -(-columns // (mapping.across * mapping.num))
+        return max(1, blocks), max(1.0, positions(graph) * mapping.across / mapping.lanes / LOADS_AT_ONCE)
     if mapping.lanes > 1:
         together = mapping.tile[0] or mapping.teams
-        rounds = together / mapping.teams
-        return max(1, -(-rows // together)), max(1, mapping.num) * rounds
+        turns = mapping.num or -(-graph.columns // (mapping.lanes * graph.width))
+        return max(1, -(-graph.rows // together)), max(1, turns) * together / mapping.teams
+    alone = positions(graph) / LOADS_AT_ONCE
     if mapping.tile[0]:
         down, across = -(-rows // mapping.tile[0]), -(-columns // mapping.tile[1])
-        return max(1, down * across), 2 * mapping.tile[0] * mapping.tile[1] / (8 * mapping.threads)
+        share = 2 * mapping.tile[0] * mapping.tile[1] / (8 * mapping.threads)
+        return max(1, down * across), share + alone
     share = mapping.threads * max(1, mapping.num)
-    return max(1, -(-vectors // share)), 1.0 + 0.3 * (max(1, mapping.num) - 1)
+    return max(1, -(-vectors // share)), 1.0 + 0.3 * (max(1, mapping.num) - 1) + alone
+
+
+def positions(graph: MovementGraph) -> int:
+    """Return the elements that each number of a result is reduced from, one reduction after the other."""
+    found = [s for s in graph.steps if isinstance(s, Compute) and s.kind == "reduce"]
+    return sum(graph.tensors[s.inputs[0]].elements // max(1, graph.tensors[s.result].elements) for s in found)
 
 
 def operations(graph: MovementGraph) -> float:

@@ -28,6 +28,9 @@ Rule = Callable[[MovementGraph], MovementGraph | None]
 SCATTERED = 1.5
 """Bytes of touched sectors over wanted bytes from which on a read is worth a tile in shared memory."""
 
+SMALL = 8
+"""Elements of what is read over those that are made of it, from which on an input is small."""
+
 SAMPLES = 512
 
 
@@ -320,6 +323,8 @@ def is_scattered(graph: MovementGraph, move: Move) -> bool:
     """Tell whether lanes read sectors for little of them, while the source lies along the result's rows."""
     if graph.level(move.source) != "device" or graph.level(move.result) != "lane":
         return False
+    if graph.tensors[move.source].elements * SMALL < graph.tensors[move.result].elements:
+        return False  # caches have it
     return sectors_per_warp(graph, move) > SCATTERED and runs_along_rows(graph, move)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import ceil
 
 from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
@@ -31,6 +32,18 @@ MOST_JOINED = 32
 
 MANY_SUMMED = 1 << 16
 """Elements from which on reductions are stored before what is computed of them is reduced on GPUs."""
+
+LONG_BLOCK = 1 << 17
+"""Elements of a block for which another launch costs less."""
+
+LONG_ROW = 8192
+"""Elements that a block takes one after the other, and need not, from which on a launch costs less."""
+
+BLOCK_ELEMENTS = 2048
+"""Elements that a block takes of what no reduction binds to rows."""
+
+BLOCK_COLUMNS = 32
+"""Columns that a block takes of reductions along axes before the last."""
 
 SPLIT_RATIO = 16
 """Least ratio of the largest value of two chains to what one passes to the other, for two launches."""
@@ -163,18 +176,25 @@ class Chains:
     def idles(self, first: int, second: int, together: set[str]) -> bool:
         """Tell whether two chains leave the device idle together, but not apart, where little lies between.
 
-        As sums over all axes do: over the last one by many rows, over the others by one.
+        As sums over all axes do: over the last one by many rows, over the others by one. And what reads
+        little itself, as statistics of parts, takes no rows from what reads much: that has many blocks alone.
         """
         region, outputs = self.region(together)
         work = max((product(node.tile.shape) for node in region.nodes), key=_known)
-        if not self.units or _known(work) < LARGE_WORK or not (rows := _rows(region, outputs)) < self.units:
+        if not self.units or _known(work) < LARGE_WORK // SPLIT_RATIO:  # nor as much as statistics need
             return False
         above, handed = self.region(self.members[first])
         below, results = self.region(self.members[second])
+        blocks = blocks_of(region, outputs)
+        reads = max(_known(product(node.tile.shape)) for node in above.nodes)
+        spread = SPLIT_RATIO * reads <= _known(work)
+        long = spread and _known(work) >= LONG_ROW * blocks
+        if (blocks >= self.units and not long) or not (spread or is_large(_known(work), blocks)):
+            return False
         read = outside_inputs(self.graph, {node.name for node in below.nodes if node.operator != "input"})
         between = sum(_known(product(above.tile(value).shape)) for value in handed if value in read)
-        apart = max(_rows(above, handed), _rows(below, results))
-        return 2 * rows <= apart and SPLIT_RATIO * between <= _known(work)
+        apart = max(blocks_of(above, handed), blocks_of(below, results, spread))
+        return 2 * blocks <= apart and SPLIT_RATIO * between <= _known(work)
 
     def returns(self, members: set[str]) -> bool:
         """Tell whether a path leaves the nodes and comes back, over whole chains and products."""
@@ -372,10 +392,32 @@ def _overlaps(graph: Graph, node: Node) -> bool:
     return not taken or taken > read
 
 
-def _rows(graph: Graph, outputs: Sequence[str]) -> int:
-    """Return how many rows a chain has; of an open number, that it has many."""
+def is_large(work: int, blocks: int) -> bool:
+    """Tell whether so many elements for so few blocks take longer than another launch."""
+    return work >= min(LARGE_WORK, LONG_BLOCK * blocks)
+
+
+def blocks_of(graph: Graph, outputs: Sequence[str], spread: bool = False) -> int:
+    """Return how many blocks a chain has, of a row or of some columns each; of an open number, many.
+
+    spread: Whether one without reductions counts as what its threads can divide instead.
+    """
     rows = product(graph.tile(outputs[0]).shape[: row_axes(graph, outputs)])
-    return rows if isinstance(rows, int) else LARGE_WORK
+    if not isinstance(rows, int):
+        return LARGE_WORK
+    if spread and not any(node.operator in REDUCTIONS for node in graph.nodes):
+        return ceil(_known(product(graph.tile(outputs[0]).shape)) / BLOCK_ELEMENTS)
+    across = [product(axes) for node in graph.nodes if (axes := _behind(graph, node))]
+    together = min((count for count in across if isinstance(count, int) and count > 1), default=1)
+    return ceil(rows / min(together, BLOCK_COLUMNS))
+
+
+def _behind(graph: Graph, node: Node) -> Shape:
+    """Return the extents behind the axis of a reduction; none of other nodes."""
+    if node.operator not in REDUCTIONS:
+        return ()
+    shape = graph.tile(node.inputs[0]).shape
+    return shape[node_attributes(node)["axis"] % len(shape) + 1 :]
 
 
 def _known(count: Extent) -> int:

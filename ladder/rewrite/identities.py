@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.ir.build import node_attributes
+from ladder.ir.build import GraphBuilder, node_attributes
 from ladder.ir.constant import WHOLE
-from ladder.ir.extents import product
+from ladder.ir.extents import Shape, product
+from ladder.ir.graph import Node
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.rewrite.rules import Match, Pattern, Rule, Rules, pattern
@@ -170,6 +171,103 @@ def _sink_reshape(match: Match) -> str | None:
 
 RESHAPE_SINKING: Rules = (Rule("sink reshape", Pattern(inputs=(pattern("reshape", "x"),)), _sink_reshape),)
 """Brings a product and the functions that follow it together: layers reshape their results in between."""
+
+
+MOST_BEHIND = 32
+"""Values behind a norm's rows among which its numbers are looked for."""
+
+
+def _is_of_rows(value: str, builder: GraphBuilder) -> bool:
+    """Tell whether a value is one number of each row, or made of these element by element, as norms are."""
+    rows = builder.tile(value).shape[:-1]
+    if builder.tile(value).shape[-1:] == (1,):
+        return True
+    found = [value]
+    for one in found:
+        node = builder.node(one)
+        if not (get_operator(node.operator).elementwise or node.operator == "convert"):
+            continue
+        for operand in node.inputs:
+            shape = builder.tile(operand).shape
+            if shape == (*rows, 1):
+                return True
+            if shape[:-1] == rows and operand not in found and len(found) < MOST_BEHIND:
+                found.append(operand)
+    return False
+
+
+def _sink_reshapes(match: Match) -> str | None:
+    """``f(reshape(x), reshape(y), 2)`` -> ``reshape(f(x, y, 2))``, where x and y have one shape."""
+    operator, builder = get_operator(match.root.operator), match.builder
+    nodes = [builder.node(value) for value in match.root.inputs]
+    views = [node.operator == "reshape" and node.tile.shape == match.root.tile.shape for node in nodes]
+    shapes = {builder.tile(node.inputs[0]).shape for node, view in zip(nodes, views, strict=True) if view}
+    if not (operator.elementwise or operator.name == "convert") or len(shapes) != 1:
+        return None
+    if not any(view and _is_of_rows(n.inputs[0], builder) for n, view in zip(nodes, views, strict=True)):
+        return None
+    operands = []
+    for value, node, view in zip(match.root.inputs, nodes, views, strict=True):
+        if not view and product(builder.tile(value).shape) != 1:
+            return None
+        operands.append(node.inputs[0] if view else builder.add("reshape", value, shape=()))
+    attributes: dict[str, Any] = dict(match.root.attributes)
+    value = builder.add(operator.name, *operands, **attributes)
+    return builder.add("reshape", value, shape=match.root.tile.shape)
+
+
+def _merge_columns(match: Match) -> str | None:
+    """``f(x[n, a, b], reshape(mean[n, 1]), ...)`` -> ``reshape(f(reshape(x)[n, a * b], mean, ...))``.
+
+    Norms over several axes then have rows of one axis, as their reductions do. What follows them on the same
+    axes has such rows too: ``f(reshape(y[n, a * b]), weight[a, b])``.
+    """
+    root, builder = match.root, match.builder
+    shape = root.tile.shape
+    if not get_operator(root.operator).elementwise or len(root.inputs) < 2 or len(shape) < 2:
+        return None
+    nodes = [builder.node(value) for value in root.inputs]
+    rows = next((rows for node in nodes if (rows := _rows_of(node, builder, shape)) is not None), None)
+    if rows is None:
+        return None
+    columns, operands = shape[len(rows) :], []
+    flat = product(columns)
+    for node, value in zip(nodes, root.inputs, strict=True):
+        own = builder.tile(value).shape
+        own = (*(1 for _ in shape[len(own) :]), *own)
+        if _rows_of(node, builder, shape) == rows:
+            operands.append(node.inputs[0])
+        elif own[len(rows) :] == columns:
+            operands.append(builder.add("reshape", value, shape=(*own[: len(rows)], flat)))
+        elif product(own[len(rows) :]) == 1:
+            operands.append(builder.add("reshape", value, shape=(*own[: len(rows)], 1)))
+        else:
+            return None
+    attributes: dict[str, Any] = dict(root.attributes)
+    value = builder.add(root.operator, *operands, **attributes)
+    return builder.add("reshape", value, shape=shape)
+
+
+def _rows_of(node: Node, builder: GraphBuilder, shape: Shape) -> Shape | None:
+    """Return the row axes if a value of several axes of columns is a reshape of normed rows, or numbers."""
+    if node.operator != "reshape":
+        return None
+    source = builder.tile(node.inputs[0]).shape
+    rows = source[:-1]
+    several = sum(extent != 1 for extent in shape[len(rows) :]) > 1
+    if not source or not several or shape[: len(rows)] != rows:
+        return None
+    own, columns = node.tile.shape, shape[len(rows) :]
+    ones = (*rows, *(1 for _ in columns))
+    whole = source[-1] == product(columns) and own == shape and _is_of_rows(node.inputs[0], builder)
+    return rows if whole or (source[-1] == 1 and own == ones) else None
+
+
+ROW_SINKING: Rules = (
+    Rule("sink equal reshapes", Pattern(), _sink_reshapes),
+    Rule("join the columns of norms", Pattern(), _merge_columns),
+)
+"""Lets what follows a norm of rows be computed on rows, whatever axes its results have."""
 
 
 def _repeated_heads(match: Match, value: str) -> str | None:

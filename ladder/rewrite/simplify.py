@@ -24,6 +24,7 @@ from ladder.rewrite.identities import (
     NEUTRAL_FOLDING,
     OUTER_PRODUCTS,
     RESHAPE_SINKING,
+    ROW_SINKING,
 )
 from ladder.rewrite.merge import merge_all_but_windows, merge_equal
 from ladder.rewrite.passes import Pass, rewriting, run_passes
@@ -67,6 +68,8 @@ ATTENTION = (
 
 TURNING = rewriting("attention writes a token's heads side by side", TURNED)
 
+ROWS = rewriting("functions of rows", ROW_SINKING + LAYOUT_FOLDING)
+
 IMAGES = (
     rewriting("few channels", FEW_CHANNELS),
     rewriting("zeros behind channels", CHANNELS_OF_ZEROS),
@@ -84,8 +87,9 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     alone = sum(node.operator == "contract" for node in graph.nodes) == 1
     channels = ordering(OURS_LAST if nvidia else lone(device) if alone else CHANNELS_LAST)
     passes = (*FOLDING, *matches, *GROUPS, channels, *LAST, *(ATTENTION if ours else ()))
-    turning = (TURNING,) if device is not None and device.kind == "llvm" else ()
-    return run_passes(graph, (*passes, *(IMAGES if nvidia else turning)))
+    if device is not None:
+        passes = (*passes, TURNING if device.kind == "llvm" else ROWS)
+    return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))
 
 
 def ordering(convolutions: Rules) -> Pass:

@@ -13,11 +13,12 @@ from test_gpu_chains import simulated
 from torch import nn
 
 from ladder.frontend.aten_models import MODEL_ROWS
-from ladder.frontend.image_norms import parts_of
+from ladder.frontend.image_norms import HELD_ROW, PART_ROW, parts_of, row_parts_of
 from ladder.frontend.importer import Importer
 from ladder.ir import GraphBuilder, evaluate
 from ladder.ir.graph import Graph
 from ladder.lower.chain import emit_chain
+from ladder.movement.choose import machine_of, ranked
 from ladder.partition import partition
 from ladder.partition.subgraphs import Subgraph
 from ladder.rewrite import simplify
@@ -57,12 +58,16 @@ def executed(graph: Graph, arrays: Sequence[np.ndarray], target: str = "cuda/sm_
     graph, parts = parts_for(graph, target)
     known = dict(zip((node.name for node in graph.inputs), arrays, strict=True))
     for part in parts:
+        given = [np.ascontiguousarray(known[value]) for value in part.inputs]
+        if part.kind == "view":
+            (value,) = part.outputs
+            known[value] = known[part.inputs[0]].reshape(part.graph.tile(part.graph.outputs[0]).known_shape)
+            continue
         assert part.kind == "chain", part
         made = [
             np.full(part.graph.tile(v).known_shape, np.nan, TYPES[part.graph.tile(v).ttype.name])
             for v in part.graph.outputs
         ]
-        given = [np.ascontiguousarray(known[value]) for value in part.inputs]
         function = emit_chain(part.graph, get_device(target), "chain")
         places = tuple(range(len(given), len(given) + len(made)))
         result = simulated(function, target, [*given, *made], places)
@@ -91,6 +96,9 @@ CASES: dict[str, tuple[tuple[int, ...], int, bool, bool]] = {
     "instances": ((2, 36, 32, 31), 36, True, False),
     "channels first": ((2, 48, 32, 24), 12, False, True),
     "instances, channels first": ((1, 33, 32, 64), 33, False, False),
+    "long groups, channels first": ((1, 6, 97, 101), 3, False, True),
+    "odd groups, channels first": ((3, 15, 9, 11), 5, False, True),
+    "one channel of odd size": ((2, 3, 7, 13), 3, False, True),
 }
 
 
@@ -136,22 +144,37 @@ def test_one_large_element_does_not_hide_the_others() -> None:
     assert np.linalg.norm(executed(graph, arrays) - exact) < 1e-4 * np.linalg.norm(exact)
 
 
+def kinds(graph: Graph) -> list[str]:
+    """Return the kinds of a plan's parts; a view at its end computes nothing."""
+    _, parts = parts_for(graph)
+    return [part.kind for part in parts if part.kind != "view"]
+
+
 def test_three_kernels_read_images_twice() -> None:
     for shape in ((2, 320, 64, 64), (1, 1280, 16, 16), (1, 128, 512, 512)):
-        for last in (True, False):
-            _, parts = parts_for(norm(shape, 32, last=last))
-            assert [part.kind for part in parts] == ["chain"] * 3
-            images = [part for part in parts if "x" in part.inputs]
-            assert len(images) == 2
-            stored = [part.graph.tile(v).known_shape for part in parts[:2] for v in part.graph.outputs]
-            assert all(np.prod(each) <= np.prod(shape) // 32 for each in stored)
+        _, parts = parts_for(norm(shape, 32))
+        assert [part.kind for part in parts] == ["chain"] * 3
+        images = [part for part in parts if "x" in part.inputs]
+        assert len(images) == 2
+        stored = [part.graph.tile(v).known_shape for part in parts[:2] for v in part.graph.outputs]
+        assert all(np.prod(each) <= np.prod(shape) // 32 for each in stored)
+
+
+def test_groups_as_they_are_written_are_rows() -> None:
+    """A block holds one, of up to `HELD_ROW` elements; longer ones are in parts, of which few are stored."""
+    assert kinds(norm((4, 320, 64, 64), 32, last=False)) == ["chain"]
+    assert kinds(norm((16, 35, 33, 47), 5, last=False)) == ["chain"]
+    for shape, groups in (((1, 64, 200, 304), 8), ((2, 128, 256, 256), 32)):
+        _, parts = parts_for(norm(shape, groups, last=False))
+        assert len([part for part in parts if "x" in part.inputs]) == 2
+        stored = [part.graph.tile(v).known_shape for part in parts[:-1] for v in part.graph.outputs]
+        assert all(np.prod(each) <= np.prod(shape) // PART_ROW for each in stored)
 
 
 def test_instances_as_they_are_written_are_one_kernel() -> None:
     """Their positions are neighbours: a block reads a channel of an image once."""
     for last, kernels in ((False, 1), (True, 3)):
-        _, parts = parts_for(norm((8, 64, 128, 128), 64, last=last, affine=False))
-        assert [part.kind for part in parts] == ["chain"] * kernels
+        assert kinds(norm((8, 64, 128, 128), 64, last=last, affine=False)) == ["chain"] * kernels
 
 
 def test_parts_are_of_one_size() -> None:
@@ -161,6 +184,11 @@ def test_parts_are_of_one_size() -> None:
     assert parts_of("n", 64, 4096) > 1
     assert parts_of(1, 64, "s") == 0
     assert parts_of(1, 8, 64) == 0  # few elements
+    assert row_parts_of(4, 32, 40960) == 1
+    assert row_parts_of(1, 8, 64 * 200 * 304 // 8) > 1
+    assert row_parts_of(64, 32, HELD_ROW + 64) > 1
+    for size in (HELD_ROW + 1, HELD_ROW + 2, 8 * 76 * 4, 1 << 20, 486400, 65537):
+        assert size % row_parts_of(1, 1, size) == 0
     for size in range(1024, 1100):
         assert size % parts_of(3, 96, size) == 0
 
@@ -223,3 +251,51 @@ def test_integers_are_summed_as_integers() -> None:
     result = simulated(emit_chain(graph, H200, "chain"), "cuda/sm_90a", [x, y], (1,))
     assert not result.findings, result.report()
     assert np.array_equal(y, x.sum(1))
+
+
+def instances_then(activation: str, shape: tuple[int, ...], affine: bool) -> Graph:
+    """Return an instance norm and what programs write behind it, of several operands."""
+    im = Importer("norm")
+    x = im.g.input("x", "float16", shape)
+    value = im.cast(x, "float32")
+    value = im.normalised(value, range(2, len(shape)), 1e-5)
+    if affine:
+        value = im.g.add(
+            "mul", value, im.along(im.cast(im.g.input("w", "float16", shape[1:2]), "float32"), 1, 4)
+        )
+    if activation == "leaky":
+        number = im.number(0.2, "float32")
+        less = im.g.add("less", value, im.number(0.0, "float32"))
+        value = im.g.add("select", less, im.g.add("mul", value, number), value)
+    return im.g.finish(im.cast(value, "float16"))
+
+
+def two_axes(shape: tuple[int, ...]) -> Graph:
+    """Return a layer norm over two axes, with weights of both."""
+    im = Importer("norm")
+    value = im.normalised(im.cast(im.g.input("x", "float16", shape), "float32"), [1, 2], 1e-5)
+    for operator in ("mul", "add"):
+        value = im.g.add(operator, value, im.cast(im.g.input(operator, "float16", shape[1:]), "float32"))
+    return im.g.finish(im.cast(value, "float16"))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        instances_then("leaky", (2, 6, 24, 20), False),
+        instances_then("none", (2, 6, 9, 7), True),
+        two_axes((40, 16, 24)),
+        two_axes((40, 17, 13)),
+        two_axes((40, 1, 13)),
+    ],
+)
+def test_norms_over_several_axes_hold_their_rows(graph: Graph) -> None:
+    """Their columns are one axis, also where what follows has several: lanes keep a row in registers."""
+    arrays = drawn(graph, 1.0)
+    simple, parts = parts_for(graph)
+    wide = [each.astype(np.float64) for each in arrays]
+    assert np.allclose(evaluate(simple, wide), evaluate(graph, wide), rtol=1e-12)
+    (chain,) = (part for part in parts if part.kind != "view")
+    assert ranked(chain.graph, machine_of(H200))[0].mapping.num
+    exact = evaluate(graph, wide)
+    assert np.linalg.norm(executed(graph, arrays) - exact) < 1e-3 * np.linalg.norm(exact)

@@ -2,43 +2,33 @@
 
 Inputs whose memory runs along another axis than the result's are transposed in shared memory
 (`shared_transpose`). Threads that work alone take vectors of neighbouring elements of any row
-(`VectorLoops`); sums over image positions have blocks of their own (`SpatialSums`); else teams of lanes take
-rows (`gpu_rows`).
-
-Spatial reductions: sums along axes before the channels (means over an image), a block per few channels.
-
-A thread sums a vector of channels over every n-th position; threads join their sums by shuffles, then through
-shared memory. All 32 bytes of a memory sector are used.
+(`VectorLoops`); reductions along axes before the last take blocks of neighbouring columns
+(`column_reductions`); else teams of lanes take rows (`gpu_rows`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from math import prod
 from typing import Any
 
 from tvm import tirx
-from tvm.script import tirx as T
 
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
-from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.column_reductions import ColumnReductions
 from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.chain.dialect import Dialect
-from ladder.lower.chain.element_types import computed_type, stored_type
+from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest, known, same
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.nest import BYTES, Reduction, uses
+from ladder.lower.chain.nest import BYTES, uses
 from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.shared_transpose import emit_tiles
 from ladder.lower.chain.vectors import ACCESS_BYTES
-from ladder.movement.choose import machine_of
 from ladder.movement.mapping import Mapping
 from schedules.schedule import check
 
@@ -159,7 +149,7 @@ class VectorLoops:
             item = b.bind(first - begin) if begin else first
             with b.when(tirx.And(item >= 0, item < count)):
                 self.nest.within(item, count)
-                self.flat_items(item, 1, None, together)
+                self.flat_items(item, 1, count, True, together)
             begin += whole_waves(count)
             self.nest.values.forget()
             self.nest.values.cells.clear()
@@ -177,22 +167,24 @@ class VectorLoops:
         for count, together in groups:
             whole = isinstance(count, int) and same(count, most) and count % share == 0
             with nullcontext() if whole or turns > 1 else b.when(first < count):
-                self.flat_items(first, turns, None if whole or turns == 1 else count, together)
+                self.flat_items(first, turns, count, whole or turns == 1, together)
             self.nest.values.forget()
             self.nest.values.cells.clear()
 
-    def flat_items(self, first: Expr, turns: int, count: Expr | None, plans: Sequence[Piece]) -> None:
+    def flat_items(self, first: Expr, turns: int, count: Expr, within: bool, plans: Sequence[Piece]) -> None:
         """Emit a thread's vectors of pieces with equal numbers of vectors; shared operands are read once.
 
         first: Its first vector.
         turns: How many it has; they are stored after all are read.
-        count: How many there are, if some of a thread's may lie beyond: it reads the last one then.
+        count: How many there are.
+        within: Whether a thread has none beyond: else it reads the last one again.
         """
         self.nest.later = []
         for turn in range(turns):
             item = b.bind(first + turn * self.nest.mapping.threads) if turns > 1 else first
-            self.nest.valid = None if count is None else item < count
-            item = item if count is None else b.bind(tirx.min(item, count - 1))
+            self.nest.valid = None if within else item < count
+            item = item if within else b.bind(tirx.min(item, count - 1))
+            self.nest.within(item, count)
             places: Places = {}
             for plan in plans:
                 self.flat_item(item, places, *plan)
@@ -286,181 +278,6 @@ def whole_waves(count: int) -> int:
     return -(-count // 64) * 64
 
 
-UNITS = 132
-"""Blocks that a GPU should have at least."""
-
-SECTOR_LANES = 2
-"""Vectors of 16 bytes in a memory sector, the smallest access."""
-
-LOADS_AT_ONCE = 4
-"""Positions that a thread loads before it sums them."""
-
-
-class SpatialSums:
-    """The sums of one chain, all along the same axes.
-
-    sums: The reductions of each sum, the outermost first: the operand of each is the next.
-    extents: Extent of the axis of each reduction.
-    """
-
-    def __init__(self, nest: GpuNest, sums: Sequence[Sequence[Node]], extents: Sequence[int]) -> None:
-        self.nest, self.sums, self.extents = nest, sums, list(extents)
-        shape = nest.graph.tile(nest.graph.outputs[0]).shape
-        self.channels, self.outer = int(shape[-1]), [int(extent) for extent in shape[:-1]]
-        tiles = [node.tile for node in nest.graph.inputs if len(node.tile.shape) > 1]
-        sizes = [BYTES.get(stored_type(tile.ttype.name), ACCESS_BYTES) for tile in tiles]
-        self.width = ACCESS_BYTES // min(sizes, default=ACCESS_BYTES)
-        while self.channels % self.width:
-            self.width //= 2
-        self.vectors = self.channels // self.width
-        self.lanes = 8
-        while self.lanes > SECTOR_LANES and prod(self.outer) * -(-self.vectors // self.lanes) < UNITS:
-            self.lanes //= 2
-        work = prod(self.extents) * self.lanes
-        threads = 512 if work >= 2048 else 256 if work >= 512 else 128
-        self.threads = min(threads, machine_of(nest.dialect.device).threads)
-
-    @staticmethod
-    def of(nest: GpuNest) -> SpatialSums | None:
-        """Return the sums of a chain; None if the chain does not consist of such sums."""
-        graph = nest.graph
-        shapes = {graph.tile(value).shape for value in graph.outputs}
-        shape = next(iter(shapes))
-        if len(shapes) != 1 or nest.scatters or not shape or len(shape) != nest.rows:
-            return None
-        if not all(isinstance(extent, int) for extent in shape):
-            return None
-        index = tuple(nest.probe(f"w{axis}", nest.extent(extent)) for axis, extent in enumerate(shape))
-        needed = {node.name: (node, at) for v in graph.outputs for node, at in nest.values.needed(v, index)}
-        found = [SpatialSums.series(nest, node, at, index[-1]) for node, at in needed.values()]
-        sums = [one for one in found if one is not None]
-        if not sums or len(sums) < len(found) or len({tuple(extents) for _, extents in sums}) != 1:
-            return None
-        if {computed_type(node.tile.ttype.name) for series, _ in sums for node in series} != {"float32"}:
-            return None
-        return SpatialSums(nest, [series for series, _ in sums], sums[0][1])
-
-    @staticmethod
-    def series(nest: GpuNest, node: Node, at: Index, channel: Expr) -> tuple[list[Node], list[int]] | None:
-        """Return the reductions of a sum, and their extents; None if it is of something else.
-
-        channel: Where the result lies along its last axis: so must what is summed.
-        """
-        nodes: list[Node] = []
-        extents: list[int] = []
-        needed = [(node, at)]
-        while needed:
-            node, at = needed[0]
-            it = Reduction(nest, node, at)
-            if len(needed) > 1 or not isinstance(it.extent, int) or node.operator != "reduce_sum":
-                return None
-            if nodes and not _is_moved(nest.graph, nodes[-1].inputs[0], node):
-                return None
-            nodes.append(node)
-            extents.append(it.extent)
-            place = it.at(nest.probe(f"k{len(nodes)}", it.extent))
-            needed = nest.values.needed(it.operand, place)
-        along = nest.values.simplified(place[-1] - channel)
-        return (nodes, extents) if isinstance(along, int | tirx.IntImm) and int(along) == 0 else None
-
-    def emit(self) -> None:
-        nest, warps = self.nest, self.threads // self.nest.dialect.wave
-        chunks = -(-self.vectors // self.lanes)
-        words = len(self.sums) * warps * self.lanes * self.width
-        block, thread = nest.start(prod(self.outer) * chunks, self.threads, words)
-        rows = nest.dialect.wave // self.lanes
-        lane = b.bind(tirx.floordiv(tirx.floormod(thread, nest.dialect.wave), rows))
-        first = b.bind(tirx.floordiv(thread, nest.dialect.wave) * rows + tirx.floormod(thread, rows))
-        chunk = b.bind(tirx.floormod(block, chunks)) if chunks > 1 else 0
-        row = nest.bound_index(tirx.floordiv(block, chunks), self.outer)
-        vector = b.bind(tirx.min(chunk * self.lanes + lane, self.vectors - 1))
-        self.share(self.summed(row, vector, first), thread, lane)
-        with b.when(tirx.And(thread < self.lanes * self.width, self.channel(chunk, thread) < self.channels)):
-            self.finish((*row, b.bind(self.channel(chunk, thread))), thread, warps)
-
-    def channel(self, chunk: Expr, thread: Expr) -> Expr:
-        return chunk * (self.lanes * self.width) + thread
-
-    def summed(self, row: Index, vector: Expr, first: Expr) -> list[b.Variable]:
-        """Emit a thread's sums of its vector of channels, one after the other."""
-        nest, step = self.nest, self.threads // self.lanes
-        it = Reduction(nest, self.sums[0][0], (*row, 0))
-        totals = [b.Variable(it.dtype, it.neutral) for _ in range(len(self.sums) * self.width)]
-        count = prod(self.extents)
-        turns = -(-count // (step * LOADS_AT_ONCE))
-        with nest.loop(turns) as turn:
-            for part in range(LOADS_AT_ONCE):
-                number = b.bind((turn * LOADS_AT_ONCE + part) * step + first)
-                position = b.bind(tirx.min(number, count - 1))
-                nest.within(position, count)
-                spread = nest.bound_index(position, self.extents)
-                found: list[Expr] = []
-                for series in self.sums:
-                    index = [(*row, vector * self.width + at) for at in range(self.width)]
-                    places = [self.place(series, each, spread) for each in index]
-                    found += nest.elements(series[-1].inputs[0], places)
-                for total, value in zip(totals, found, strict=True):
-                    total.set(total.value + T.if_then_else(number < count, value, it.neutral))
-                nest.vectors.words.clear()
-                nest.values.forget()
-        return totals
-
-    def needed(self, index: Index) -> dict[str, Index]:
-        """Return where each sum lies that the results at an index are made of."""
-        values, outputs = self.nest.values, self.nest.graph.outputs
-        return {node.name: at for value in outputs for node, at in values.needed(value, index)}
-
-    def place(self, series: Sequence[Node], index: Index, positions: Index) -> Index:
-        """Return where the innermost operand is read for an element of the result."""
-        at = self.needed(index)[series[0].name]
-        for number, (node, position) in enumerate(zip(series, positions, strict=True)):
-            it = Reduction(self.nest, node, at)
-            at = it.at(position)
-            if number + 1 < len(series):
-                ((_, at),) = self.nest.values.needed(it.operand, at)
-        return at
-
-    def share(self, totals: Sequence[b.Variable], thread: Expr, lane: Expr) -> None:
-        """Emit the sums of a warp's threads, one set per warp in shared memory."""
-        dialect = self.nest.dialect
-        rows = dialect.wave // self.lanes
-        found = [total.value for total in totals]
-        distance = 1
-        while distance < rows:
-            found = [b.bind(value + dialect.shuffle(value, distance, thread)) for value in map(b.bind, found)]
-            distance *= 2
-        warp, set_ = tirx.floordiv(thread, dialect.wave), self.lanes * self.width
-        with b.when(tirx.floormod(thread, rows) == 0):
-            for at, value in enumerate(found):
-                number, channel = divmod(at, self.width)
-                begin = (warp * len(self.sums) + number) * set_ + lane * self.width
-                b.store(dialect.shared, reinterpreted("uint32", value), begin + channel)
-        dialect.sync()
-
-    def finish(self, index: Index, thread: Expr, warps: int) -> None:
-        """Emit a channel's sums over warps, and what is computed of them."""
-        nest, places = self.nest, self.needed(index)
-        for number, (node, *_) in enumerate(self.sums):
-            total: Expr = None
-            for warp in range(warps):
-                begin = (warp * len(self.sums) + number) * self.lanes * self.width
-                read = T.reinterpret("float32", nest.dialect.shared[begin + thread])
-                total = read if total is None else total + read
-            nest.keep_cell(node, places[node.name], b.bind(total))
-        for value in nest.graph.outputs:
-            nest.store_vector(value, [index])
-
-
-def _is_moved(graph: Graph, value: str, node: Node) -> bool:
-    """Tell whether a value has elements of a node's result as they are: nothing is computed of them."""
-    while value != node.name:
-        producer = graph.producer(value)
-        if get_operator(producer.operator).engine != "view":
-            return False
-        (value,) = producer.inputs
-    return True
-
-
 DIALECTS: dict[str, type[Dialect]] = {"cuda": CudaDialect, "rocm": RocmDialect}
 """Target kind -> how kernels for it are written."""
 
@@ -477,7 +294,7 @@ class GpuChain:
             emit_tiles(nest)
         elif nest.lanes == 1:
             VectorLoops(nest).emit()
-        elif (sums := SpatialSums.of(nest)) is not None:
-            sums.emit()
+        elif nest.mapping.across:
+            ColumnReductions(nest).emit()
         else:
             RowLoops(nest).emit()

@@ -18,6 +18,7 @@ from ladder.ir.folding import fold
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
+from ladder.movement.split import split_reductions
 from ladder.partition import Subgraph, partition
 from ladder.partition.found_graphs import Replaced, with_found
 from ladder.partition.gated import with_gates
@@ -115,6 +116,7 @@ def simplified(program: Program, device: TileDevice) -> Program:
     """Return a program as it is partitioned: simplified, with parameters folded into weights."""
     plain = {n: s for n, s in program.sources.items() if s.kind == "argument" and s.at and s.graph is None}
     graph = simplify(program.graph, device, precise=program.precise)
+    graph = graph if program.precise else split_reductions(graph, device)
     folded = fold(graph, () if program.precise else plain)
     sources = dict(program.sources)
     for name, graph in folded.made.items():

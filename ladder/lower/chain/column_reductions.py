@@ -1,0 +1,283 @@
+"""Reductions along axes before the last on GPUs: sums over rows of a matrix, means over an image's positions.
+
+A block takes neighbouring columns: a lane reduces a vector of them over every n-th position, so that a warp
+reads whole sectors; lanes join what they found by shuffles, then through shared memory. What is reduced may
+be made of other reductions of the same columns, as a deviation is of a mean: each of these `Phase` s leaves
+its results in shared memory for all lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from ladder.ir.scalars import reinterpreted
+from ladder.lower import Expr
+from ladder.lower import builder as b
+from ladder.lower.chain.gpu_nest import GpuNest
+from ladder.lower.chain.indices import Index, is_same
+from ladder.lower.chain.nest import BYTES, Reduction, uses
+from schedules.schedule import check
+
+VECTOR_LOADS, SINGLE_LOADS = 4, 8
+"""Positions that a lane loads before it reduces them: of vectors, and of single elements."""
+
+MOST_WORDS = 12 << 10
+"""32-bit words of shared memory that blocks have on every GPU."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """Reductions of one column, each of what the next gives, nothing computed between: the outermost first.
+
+    place: Where the outermost one's result is.
+    extents: Of the axis of each.
+    read: Reductions of the column that it is computed of.
+    """
+
+    nodes: tuple[Node, ...]
+    place: Index
+    extents: tuple[Expr, ...]
+    read: frozenset[str]
+
+
+Phase = Sequence[Series]
+"""Reductions over the same positions that one loop makes together."""
+
+
+class ColumnReductions:
+    """The kernel of a chain that reduces along axes before its results' last one.
+
+    Raises ScheduleError if it has another form.
+    """
+
+    def __init__(self, nest: GpuNest) -> None:
+        self.nest, self.width, self.lanes = nest, nest.mapping.num, nest.mapping.across
+        self.threads, self.wave = nest.lanes, nest.dialect.wave
+        graph = nest.graph
+        shapes = {graph.tile(value).shape for value in graph.outputs}
+        shape = next(iter(shapes))
+        check(len(shapes) == 1 and not nest.scatters and bool(shape), "results of columns differ in shape")
+        check(len(shape) == nest.rows, "results of columns are single numbers")
+        check(isinstance(shape[-1], int) and shape[-1] % self.width == 0, "columns are no whole vectors")
+        self.outer = [nest.extent(extent) for extent in shape[:-1]]
+        self.columns = int(shape[-1])
+        index = tuple(nest.probe(f"w{axis}", nest.extent(extent)) for axis, extent in enumerate(shape))
+        self.phases = _phases([*self.series(index).values()])
+        self.warps = self.threads // self.wave
+        self.set = self.lanes * self.width
+        """Columns of a block."""
+        check(self.set <= self.threads, "a block has more columns than threads")
+        check(self.words() <= MOST_WORDS, "parts of columns take more shared memory than a block has")
+
+    # ---- what is reduced -----------------------------------------------------------------------------
+    def series(self, index: Index) -> dict[str, Series]:
+        """Return the reductions that results at an index are made of, those that others read first."""
+        found: dict[str, Series] = {}
+        for value in self.nest.graph.outputs:
+            for node, place in self.nest.values.needed(value, index):
+                self.follow(node, place, index[-1], found)
+        check(bool(found), "nothing is reduced")
+        return found
+
+    def follow(self, node: Node, place: Index, column: Expr, found: dict[str, Series]) -> None:
+        """Add a reduction, after those that it reads and that do not depend on its position."""
+        nest, name = self.nest, node.name
+        if name in found:
+            key = nest.values.key
+            check(key(name, found[name].place) == key(name, place), "a reduction is read at several places")
+            return
+        nodes, extents, probes, read = [node], list[Expr](), list[Any](), set[str]()
+        at = place
+        while True:
+            it = Reduction(nest, nodes[-1], at)
+            check(BYTES.get(it.dtype) == 4, "reductions of columns are of 32 bits")
+            extents.append(it.extent)
+            probes.append(nest.probe(f"k{len(probes)}", it.extent))
+            at = it.at(probes[-1])
+            inside = nest.values.needed(it.operand, at)
+            along = [one for one in inside if any(uses(part, probes) for part in one[1])]
+            for other, other_place in (one for one in inside if one not in along):
+                self.follow(other, other_place, column, found)
+                read.add(other.name)
+            if not along:
+                break
+            check(len(along) == 1 and len(inside) == 1, "several reductions are reduced together")
+            moved = _is_moved(nest.graph, it.operand, along[0][0])
+            check(
+                moved and along[0][0].operator == node.operator, "what is reduced is computed of reductions"
+            )
+            nodes.append(along[0][0])
+            at = along[0][1]
+        apart = nest.values.simplified(at[-1] - column)
+        check(isinstance(apart, int) and apart == 0, "a reduction reads other columns than its result's")
+        found[name] = Series(tuple(nodes), place, tuple(extents), frozenset(read))
+
+    def words(self) -> int:
+        """Return the words of shared memory: parts of each warp, and what they are together."""
+        return (self.warps + 1) * self.set * sum(map(len, self.phases))
+
+    # ---- the kernel ----------------------------------------------------------------------------------
+    def emit(self) -> None:
+        nest = self.nest
+        vectors = self.columns // self.width
+        chunks = -(-vectors // self.lanes)
+        blocks = reduce(lambda count, extent: count * extent, self.outer, chunks)
+        block, thread = nest.start(blocks, self.threads, self.words())
+        rows = self.wave // self.lanes
+        lane = b.bind(tirx.floordiv(tirx.floormod(thread, self.wave), rows))
+        first = b.bind(tirx.floordiv(thread, self.wave) * rows + tirx.floormod(thread, rows))
+        chunk = b.bind(tirx.floormod(block, chunks)) if chunks > 1 else 0
+        row = nest.bound_index(tirx.floordiv(block, chunks), self.outer)
+        vector = b.bind(tirx.min(chunk * self.lanes + lane, vectors - 1))
+        nest.within(vector, vectors)
+        places = [(*row, vector * self.width + at) for at in range(self.width)]
+        every = [self.series(place) for place in places]
+        begin = 0
+        for number, phase in enumerate(self.phases):
+            mine = [[series[one.nodes[0].name] for series in every] for one in phase]
+            self.share(mine, self.reduced(mine, first), thread, lane, begin)
+            whole = begin + self.warps * self.set * len(phase)
+            self.join(phase, thread, begin, whole)
+            if number + 1 < len(self.phases):
+                nest.dialect.sync()
+                self.keep(mine, lane * self.width, whole)
+            begin = whole + self.set * len(phase)
+        column = b.bind(chunk * self.set + thread)
+        with b.when(tirx.And(thread < self.set, column < self.columns)):
+            self.finish((*row, column), thread)
+
+    def reduced(self, mine: Sequence[Sequence[Series]], first: Expr) -> list[b.Variable]:
+        """Emit what a lane finds of its vector of columns, one series after the other."""
+        nest, step = self.nest, self.threads // self.lanes
+        lead = mine[0][0]
+        its = [self.reduction(one) for series in mine for one in series]
+        totals = [b.Variable(it.dtype, it.neutral) for it in its]
+        count = reduce(lambda count, extent: count * extent, lead.extents)
+        loads = VECTOR_LOADS if self.width > 2 else SINGLE_LOADS
+        turns = nest.values.simplified(tirx.floordiv(count + step * loads - 1, step * loads))
+        with nest.loop(turns) as turn:
+            for part in range(loads):
+                number = b.bind((turn * loads + part) * step + first)
+                position = b.bind(tirx.min(number, count - 1))
+                nest.within(position, count)
+                spread = nest.bound_index(position, lead.extents)
+                found: list[Expr] = []
+                for series in mine:
+                    inner = [self.innermost(one, spread) for one in series]
+                    found += nest.elements(series[0].nodes[-1].inputs[0], inner)
+                for it, total, value in zip(its, totals, found, strict=True):
+                    total.set(it.combine(total.value, T.if_then_else(number < count, value, it.neutral)))
+                nest.vectors.words.clear()
+                nest.values.forget()
+        return totals
+
+    def reduction(self, series: Series) -> Reduction:
+        return Reduction(self.nest, series.nodes[0], series.place)
+
+    def innermost(self, series: Series, positions: Index) -> Index:
+        """Return where the innermost operand is read."""
+        at = series.place
+        for number, (node, position) in enumerate(zip(series.nodes, positions, strict=True)):
+            it = Reduction(self.nest, node, at)
+            at = it.at(position)
+            if number + 1 < len(series.nodes):
+                ((_, at),) = self.nest.values.needed(it.operand, at)
+        return at
+
+    def share(
+        self,
+        mine: Sequence[Sequence[Series]],
+        totals: Sequence[b.Variable],
+        thread: Expr,
+        lane: Expr,
+        begin: int,
+    ) -> None:
+        """Emit what the lanes of a warp found together, one set per warp in shared memory."""
+        nest, rows = self.nest, self.wave // self.lanes
+        its = [self.reduction(one) for series in mine for one in series]
+        found = [b.bind(total.value) for total in totals]
+        distance = 1
+        while distance < rows:
+            moved = [nest.moved(value, it.dtype, distance) for it, value in zip(its, found, strict=True)]
+            found = [b.bind(it.combine(*pair)) for it, *pair in zip(its, found, moved, strict=True)]
+            distance *= 2
+        warp = tirx.floordiv(thread, self.wave)
+        with b.when(tirx.floormod(thread, rows) == 0):
+            for at, value in enumerate(found):
+                number, column = divmod(at, self.width)
+                place = begin + (warp * len(mine) + number) * self.set + lane * self.width + column
+                b.store(nest.dialect.shared, reinterpreted("uint32", value), place)
+        nest.dialect.sync()
+
+    def join(self, phase: Phase, thread: Expr, begin: int, whole: int) -> None:
+        """Emit what all warps found of a column, for each column by one lane, from ``whole`` on."""
+        with b.when(thread < self.set):
+            for number, one in enumerate(phase):
+                it = self.reduction(one)
+                places = [
+                    begin + (warp * len(phase) + number) * self.set + thread for warp in range(self.warps)
+                ]
+                total, *others = (self.word(it, place) for place in places)
+                for other in others:
+                    total = b.bind(it.combine(total, other))
+                place = whole + number * self.set + thread
+                b.store(self.nest.dialect.shared, reinterpreted("uint32", total), place)
+
+    def word(self, it: Reduction, place: Expr) -> Expr:
+        return T.reinterpret(it.dtype, self.nest.dialect.shared[place])
+
+    def keep(self, mine: Sequence[Sequence[Series]], column: Expr, whole: int) -> None:
+        """Let what is reduced next read a phase's results of a lane's columns."""
+        for number, series in enumerate(mine):
+            for at, one in enumerate(series):
+                total = self.word(self.reduction(one), whole + number * self.set + column + at)
+                self.nest.keep_cell(one.nodes[0], one.place, b.bind(total))
+
+    def finish(self, index: Index, thread: Expr) -> None:
+        """Emit what is computed of all reductions of a column, by the lane that joined them."""
+        found, whole = self.series(index), 0
+        for phase in self.phases:
+            whole += self.warps * self.set * len(phase)
+            for number, one in enumerate(phase):
+                series = found[one.nodes[0].name]
+                total = self.word(self.reduction(series), whole + number * self.set + thread)
+                self.nest.keep_cell(series.nodes[0], series.place, b.bind(total))
+            whole += self.set * len(phase)
+        for value in self.nest.graph.outputs:
+            self.nest.store_vector(value, [index])
+
+
+def _phases(found: Sequence[Series]) -> list[list[Series]]:
+    """Return reductions in groups that one loop makes: of the same positions, and none made of another."""
+    phases: list[list[Series]] = []
+    for one in found:
+        last = phases[-1] if phases else []
+        if last and _alike(last[0], one) and not any(other.nodes[0].name in one.read for other in last):
+            last.append(one)
+        else:
+            phases.append([one])
+    return phases
+
+
+def _alike(one: Series, other: Series) -> bool:
+    """Tell whether two series reduce the same numbers of positions, axis by axis."""
+    pairs = zip(one.extents, other.extents, strict=False)
+    return len(one.extents) == len(other.extents) and all(is_same(*pair) for pair in pairs)
+
+
+def _is_moved(graph: Graph, value: str, node: Node) -> bool:
+    """Tell whether a value has elements of a node's result as they are: nothing is computed of them."""
+    while value != node.name:
+        producer = graph.producer(value)
+        if get_operator(producer.operator).engine != "view":
+            return False
+        (value,) = producer.inputs
+    return True

@@ -1,0 +1,176 @@
+"""Reductions of few results on GPUs in two steps: of parts first, so that all multiprocessors read.
+
+A reduction has a block per result, or per few columns; where those are few, most of the device idles. Its
+axis is then divided: one kernel reduces each part, a second one the parts. Whether that is faster, and how
+many parts are best, the model of movement graphs says. Reductions whose operand is read again with their
+results (norms, softmax) stay whole unless they take far longer: one kernel has both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil, inf
+
+from ladder.ir.build import GraphBuilder, node_attributes
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from ladder.movement.choose import machine_of, ranked
+from ladder.movement.mapping import HELD, MOST_ROW_THREADS
+from ladder.movement.model import Machine, predicted
+from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
+from ladder.partition.rows import REDUCTIONS
+from targets import TileDevice
+
+LEAST_PART = 64
+"""Elements of a part at least."""
+
+HELD_ROW = 2 * HELD * MOST_ROW_THREADS
+"""Elements of a row at most that a block holds, and so reads once."""
+
+AGAIN = 2.0
+"""Times as long as in parts from which on a reduction whose operand is read again is divided."""
+
+NEUTRAL: Mapping[str, float] = {"reduce_sum": 0.0, "reduce_max": -inf}
+"""Reduction -> what fills the last part."""
+
+
+def split_reductions(graph: Graph, device: TileDevice) -> Graph:
+    """Return a graph whose long reductions of few results are of parts first, if the device is a GPU."""
+    if not device.is_gpu or not any(_is_long(graph, node) for node in graph.nodes):
+        return graph
+    machine = machine_of(device)
+    users = _users(graph)
+    builder = GraphBuilder(graph.name, graph.level)
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        inputs = tuple(names[value] for value in node.inputs)
+        parts = _parts(graph, node, users, machine)
+        if parts > 1:
+            names[node.name] = _in_parts(builder, node, inputs[0], parts)
+            continue
+        made = replace(node, name=builder.fresh(node.name), inputs=inputs)
+        builder.insert(made)
+        names |= dict(zip(node.values, made.values, strict=True))
+    return replace(builder.finish(*(names[value] for value in graph.outputs)), grid=graph.grid)
+
+
+def _is_long(graph: Graph, node: Node) -> bool:
+    """Tell whether a node reduces much, of known extents and floating point, to little."""
+    if node.operator not in REDUCTIONS or "float" not in node.tile.ttype.name:
+        return False
+    read, made = (product(tile.shape) for tile in (graph.tile(node.inputs[0]), node.tile))
+    if not isinstance(read, int) or not isinstance(made, int) or read < LONG_BLOCK:
+        return False
+    return 0 < made * SPLIT_RATIO <= read
+
+
+def _users(graph: Graph) -> dict[str, list[Node]]:
+    found: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for value in node.inputs:
+            found.setdefault(value.partition(".")[0], []).append(node)
+    return found
+
+
+def _is_read_again(node: Node, most: int, users: Mapping[str, list[Node]]) -> bool:
+    """Tell whether what is computed of a reduction has more elements than ``most``."""
+    ahead, seen = list(users.get(node.name, ())), set[str]()
+    while ahead:
+        user = ahead.pop()
+        if user.name in seen or get_operator(user.operator).engine not in ("chain", "view"):
+            continue
+        seen.add(user.name)
+        count = product(user.tile.shape)
+        if not isinstance(count, int) or count > most:
+            return True
+        ahead += users.get(user.name, ())
+    return False
+
+
+def _parts(graph: Graph, node: Node, users: Mapping[str, list[Node]], machine: Machine) -> int:
+    """Return into how many parts a reduction is best divided; 1: none."""
+    if not _is_long(graph, node):
+        return 1
+    shape = graph.tile(node.inputs[0]).known_shape
+    axis = node_attributes(node)["axis"] % len(shape)
+    whole = _alone(graph, node)
+    blocks = blocks_of(whole, whole.outputs)
+    again = _is_read_again(node, int(product(shape)) // SPLIT_RATIO, users)
+    held = axis == len(shape) - 1 and shape[axis] <= HELD_ROW
+    few = blocks < machine.units and is_large(int(product(shape)), blocks)
+    if not few or (again and held):
+        return 1
+    wanted = ceil(machine.units / max(1, blocks))
+    counts = {_even(shape[axis], wanted * times) for times in (1, 2, 4, 8)}
+    best, fastest = 1, _seconds(whole, machine) / (AGAIN if again else 1.0)
+    for count in sorted(count for count in counts if 1 < count <= shape[axis] // LEAST_PART):
+        builder = GraphBuilder("parts")
+        kind = graph.tile(_source(graph, node.inputs[0])).ttype.name
+        value = _widened(builder, builder.input("x", kind, shape), node.tile.ttype.name)
+        value = _first_step(builder, node, value, count)
+        tile = builder.tile(value)
+        first = _seconds(builder.finish(value), machine)
+        builder = GraphBuilder("whole")
+        parts = builder.input("x", tile.ttype.name, tile.shape)
+        last = builder.add(node.operator, parts, axis=axis, keep=False)
+        seconds = first + _seconds(builder.finish(last), machine)
+        if seconds < fastest:
+            best, fastest = count, seconds
+    return best
+
+
+def _seconds(graph: Graph, machine: Machine) -> float:
+    return predicted(ranked(graph, machine)[0], machine)
+
+
+def _even(extent: int, wanted: int) -> int:
+    """Return a divisor of an extent that is near a number, else that number."""
+    near = (count for count in range(ceil(0.7 * wanted), int(1.4 * wanted) + 1) if extent % count == 0)
+    return min(near, key=lambda count: abs(count - wanted), default=wanted)
+
+
+def _source(graph: Graph, value: str) -> str:
+    """Return what a value is converted from."""
+    node = graph.producer(value)
+    while node.operator == "convert":
+        value = node.inputs[0]
+        node = graph.producer(value)
+    return value
+
+
+def _widened(builder: GraphBuilder, value: str, kind: str) -> str:
+    return value if builder.tile(value).ttype.name == kind else builder.add("convert", value, type=kind)
+
+
+def _alone(graph: Graph, node: Node) -> Graph:
+    """Return a chain that is one reduction, of what its operand is converted from."""
+    builder = GraphBuilder("whole")
+    tile = graph.tile(node.inputs[0])
+    x = builder.input("x", graph.tile(_source(graph, node.inputs[0])).ttype.name, tile.shape)
+    value = _widened(builder, x, tile.ttype.name)
+    axis = node_attributes(node)["axis"] % len(tile.shape)
+    return builder.finish(builder.add(node.operator, value, axis=axis, keep=False))
+
+
+def _first_step(builder: GraphBuilder, node: Node, value: str, parts: int) -> str:
+    """Return the reductions of all parts: of an axis more, or the same, than the node's result without it."""
+    shape = builder.tile(value).known_shape
+    axis = node_attributes(node)["axis"] % len(shape)
+    length = -(-shape[axis] // parts)
+    beyond = length * parts - shape[axis]
+    if beyond:
+        low = (0,) * len(shape)
+        high = tuple(beyond if at == axis else 0 for at in range(len(shape)))
+        value = builder.add("pad", value, low=low, high=high, value=NEUTRAL[node.operator])
+    value = builder.add("reshape", value, shape=(*shape[:axis], parts, length, *shape[axis + 1 :]))
+    return builder.add(node.operator, value, axis=axis + 1, keep=False)
+
+
+def _in_parts(builder: GraphBuilder, node: Node, value: str, parts: int) -> str:
+    """Add a reduction of parts, and of what they give."""
+    attributes = node_attributes(node)
+    axis = attributes["axis"] % len(builder.tile(value).shape)
+    found = _first_step(builder, node, value, parts)
+    return builder.add(node.operator, found, axis=axis, keep=attributes["keep"])

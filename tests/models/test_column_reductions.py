@@ -1,0 +1,295 @@
+"""Reductions along axes before the last, and of few results in two steps: right, in bounds, NaN too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from test_gpu_chains import simulated
+
+from ladder.ir import Graph, GraphBuilder, evaluate
+from ladder.lower.chain import emit_chain
+from ladder.movement import split
+from ladder.movement.choose import machine_of, ranked
+from ladder.movement.mapping import Mapping
+from ladder.movement.model import predicted
+from ladder.movement.split import split_reductions
+from ladder.partition import chains, partition
+from ladder.rewrite import simplify
+from targets import get_device, host_cpu
+from tile_types.errors import ScheduleError
+
+H200 = get_device("cuda/sm_90a")
+TARGETS = ("cuda/sm_90a", "rocm/gfx942", "rocm/gfx1100")
+TYPES: dict[str, Any] = {"float16": np.float16, "float32": np.float32, "int32": np.int32}
+
+
+def wide(g: GraphBuilder, shape: Sequence[Any], ttype: str) -> str:
+    """Add an input, and its elements as they are computed with."""
+    x = g.input("x", ttype, tuple(shape))
+    return g.add("convert", x, type="float32") if ttype == "float16" else x
+
+
+def summed(shape: Sequence[Any], axis: int, ttype: str, operator: str = "reduce_sum") -> Graph:
+    g = GraphBuilder("chain")
+    return g.finish(g.add(operator, wide(g, shape, ttype), axis=axis, keep=False))
+
+
+def largest(shape: Sequence[Any], axis: int, ttype: str) -> Graph:
+    return summed(shape, axis, ttype, "reduce_max")
+
+
+def spread(shape: Sequence[Any], axis: int, ttype: str) -> Graph:
+    """Return a deviation and the largest distance from the mean: both are made of a mean."""
+    g = GraphBuilder("chain")
+    x = wide(g, shape, ttype)
+    count = g.add("constant", value=float(shape[axis]), type="float32")
+    apart = g.add("sub", x, g.add("div", g.add("reduce_sum", x, axis=axis, keep=True), count))
+    squares = g.add("reduce_sum", g.add("square", apart), axis=axis, keep=False)
+    deviation = g.add("sqrt", g.add("div", squares, count))
+    return g.finish(deviation, g.add("reduce_max", g.add("abs", apart), axis=axis, keep=False))
+
+
+def ends(shape: Sequence[Any], axis: int, ttype: str) -> Graph:
+    """Return what is computed of two reductions of other positions, in one result."""
+    g = GraphBuilder("chain")
+    x = wide(g, shape, ttype)
+    low = tuple(1 if at == axis else 0 for at in range(len(shape)))
+    cut = tuple(extent - 1 if at == axis else extent for at, extent in enumerate(shape))
+    rest = g.add("slice", x, begin=low, shape=cut)
+    total = g.add("reduce_sum", x, axis=axis, keep=False)
+    return g.finish(g.add("sub", total, g.add("reduce_max", rest, axis=axis, keep=False)))
+
+
+def twice(shape: Sequence[Any], axis: int, ttype: str) -> Graph:
+    """Return sums along two neighbouring axes."""
+    g = GraphBuilder("chain")
+    inner = g.add("reduce_sum", wide(g, shape, ttype), axis=axis, keep=False)
+    return g.finish(g.add("reduce_sum", inner, axis=axis - 1, keep=False))
+
+
+CASES: dict[str, tuple[Callable[..., Graph], tuple[int, ...], int]] = {
+    "rows": (summed, (301, 40), 0),
+    "odd columns": (summed, (77, 33), 0),
+    "one column more than a block": (largest, (65, 129), 0),
+    "images": (largest, (2, 3, 65, 64), 2),
+    "between": (spread, (3, 77, 130), 1),
+    "odd, in two phases": (spread, (130, 7), 0),
+    "other positions": (ends, (50, 24), 0),
+    "two axes": (twice, (2, 9, 15, 20), 2),
+    "one row": (summed, (1, 70), 0),
+    "one column": (spread, (200, 2), 0),
+}
+
+
+def run(graph: Graph, arrays: Sequence[Any], target: str, mapping: Mapping | None) -> list[Any]:
+    """Return what a kernel stores, on the simulator."""
+    tiles = [graph.tile(value) for value in graph.outputs]
+    made = [np.full(tile.known_shape, 77).astype(TYPES[tile.ttype.name]) for tile in tiles]
+    function = emit_chain(graph, get_device(target), "chain", mapping)
+    places = tuple(range(len(arrays), len(arrays) + len(made)))
+    result = simulated(function, target, [*arrays, *made], places)
+    assert not result.findings, result.report()
+    return made
+
+
+def of_columns(graph: Graph, target: str) -> list[Mapping]:
+    found = [moves.mapping for moves in ranked(graph, machine_of(get_device(target)))]
+    return [mapping for mapping in found if mapping.across]
+
+
+def exact_of(graph: Graph, arrays: Sequence[Any]) -> list[Any]:
+    found = evaluate(graph, [np.asarray(each, np.float64) for each in arrays])
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+@pytest.mark.parametrize("ttype", ["float16", "float32"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", CASES)
+def test_columns_of_blocks(case: str, target: str, ttype: str) -> None:
+    make, shape, axis = CASES[case]
+    graph = make(shape, axis, ttype)
+    x = np.random.default_rng(0).normal(1.0, 1.0, shape).astype(TYPES[ttype])
+    candidates = of_columns(graph, target)
+    assert candidates
+    for mapping in (candidates[0], candidates[len(candidates) // 2], candidates[-1]):
+        for found, exact in zip(run(graph, [x], target, mapping), exact_of(graph, [x]), strict=True):
+            assert np.linalg.norm(found - exact) <= 1e-5 * np.linalg.norm(exact) + 1e-12
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_is_no_number_stays_in_its_column(target: str) -> None:
+    for make, special in ((summed, np.nan), (largest, np.nan), (largest, np.inf), (spread, np.inf)):
+        graph = make((67, 20), 0, "float32")
+        x = np.random.default_rng(1).normal(size=(67, 20)).astype(np.float32)
+        x[66, 3] = special
+        plain = x.copy()
+        plain[66, 3] = 1.0
+        for mapping in (None, *of_columns(graph, target)[:1]):
+            for found, usual in zip(
+                run(graph, [x], target, mapping), run(graph, [plain], target, mapping), strict=True
+            ):
+                assert np.array_equal(np.delete(found, 3), np.delete(usual, 3))
+                assert (found[3] == np.inf) if make is largest and special == np.inf else np.isnan(found[3])
+
+
+def test_the_largest_of_nothing_but_infinities() -> None:
+    graph = largest((70, 24), 0, "float16")
+    x = np.full((70, 24), -np.inf, np.float16)
+    (found,) = run(graph, [x], "cuda/sm_90a", of_columns(graph, "cuda/sm_90a")[0])
+    assert (found == -np.inf).all()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_integers(target: str) -> None:
+    x = np.random.default_rng(0).integers(-(2**20), 2**20, (300, 44)).astype(np.int32)
+    for make, exact in ((summed, x.sum(0)), (largest, x.max(0))):
+        graph = make((300, 44), 0, "int32")
+        (found,) = run(graph, [x], target, of_columns(graph, target)[0])
+        assert np.array_equal(found, exact)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("make", [summed, spread])
+def test_open_rows(target: str, make: Callable[..., Graph]) -> None:
+    """A kernel for any number of images, and of what is reduced."""
+    for shape, axis in ((("n", 45, 24), 1), (("n", 24), 0)):
+        if make is spread and axis == 0:
+            continue  # its graph names the number
+        graph = make(shape, axis, "float16")
+        mapping = of_columns(graph, target)[0]
+        function = emit_chain(graph, get_device(target), "chain", mapping)
+        for n in (1, 3, 70):
+            x = np.random.default_rng(n).normal(size=[n, *shape[1:]]).astype(np.float16)
+            exact = exact_of(graph, [x])
+            made = [np.full(each.shape, np.nan, np.float32) for each in exact]
+            places = tuple(range(2, 2 + len(made)))
+            result = simulated(function, target, [n, x, *made], places)
+            assert not result.findings, result.report()
+            for found, wanted in zip(made, exact, strict=True):
+                assert np.allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
+
+
+def test_other_forms_are_refused() -> None:
+    """Reductions of other columns than the result's; what is reduced twice with a function between."""
+    for of_all in (True, False):
+        g = GraphBuilder("chain")
+        x = g.input("x", "float32", (40, 8, 8))
+        inner = g.add("reduce_sum", x, axis=2 if of_all else 1, keep=False)
+        inner = inner if of_all else g.add("square", inner)
+        graph = g.finish(g.add("reduce_sum", inner, axis=0, keep=False))
+        with pytest.raises(ScheduleError):
+            run(graph, [np.ones((40, 8, 8), np.float32)], "cuda/sm_90a", Mapping(128, 1, across=2))
+
+
+# ---- which mapping, and how many parts ---------------------------------------------------------------
+def test_blocks_take_columns_where_neighbours_are_columns() -> None:
+    for shape, axis in (((50, 400, 513), 1), ((64, 300, 130), 1), ((384, 3000), 0)):
+        best = ranked(summed(shape, axis, "float16"), machine_of(H200))[0].mapping
+        assert best.across * best.num * 2 >= 32  # bytes
+
+
+def test_numbers_of_rows_cost_what_their_rows_do() -> None:
+    """Whether a result keeps an axis of one element changes no kernel, and so no prediction."""
+    g = GraphBuilder("chain")
+    x = g.add("convert", g.input("x", "float16", (2048, 3136)), type="float32")
+    kept = g.finish(g.add("reduce_sum", x, axis=1, keep=True))
+    gone = summed((2048, 3136), 1, "float16")
+    machine = machine_of(H200)
+    first, second = ranked(kept, machine)[0], ranked(gone, machine)[0]
+    assert first.mapping == second.mapping
+    assert predicted(first, machine) == pytest.approx(predicted(second, machine), rel=1e-3)
+    assert predicted(first, machine) < 10e-6  # 12.8 MB
+
+
+def parts_of(graph: Graph) -> list[Any]:
+    graph = split_reductions(simplify(graph, H200), H200)
+    return [part for part in partition(graph, device=H200) if part.kind != "view"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "kernels"),
+    [
+        ((20000, 513), 0, 2),
+        ((9973, 768), 0, 2),
+        ((5, 2000003), 1, 2),
+        ((1 << 22,), 0, 2),
+        ((7919, 130), 0, 2),
+        ((634578,), 0, 2),
+        ((99999,), 0, 1),
+        ((4096, 4096), 1, 1),
+    ],
+)
+def test_reductions_of_few_results_take_two_steps(shape: tuple[int, ...], axis: int, kernels: int) -> None:
+    found = parts_of(summed(shape, axis, "float16"))
+    assert [part.kind for part in found] == ["chain"] * kernels
+
+
+def test_what_is_read_again_stays_in_one_kernel() -> None:
+    g = GraphBuilder("chain")
+    x = g.add("convert", g.input("x", "float16", (64, 50257)), type="float32")
+    powers = g.add("exp", g.add("sub", x, g.add("reduce_max", x, axis=1)))
+    graph = g.finish(g.add("div", powers, g.add("reduce_sum", powers, axis=1)))
+    assert len(parts_of(graph)) == 1
+
+
+@pytest.mark.parametrize("operator", ["reduce_sum", "reduce_max"])
+@pytest.mark.parametrize(("shape", "axis"), [((301, 24), 0), ((3, 1000), 1), ((2, 700, 5), 1)])
+def test_two_steps_give_the_same(
+    shape: tuple[int, ...], axis: int, operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the last part is shorter too; NaN and infinities pass both steps, what fills it counts not."""
+    monkeypatch.setattr(split, "LONG_BLOCK", 1)
+    monkeypatch.setattr(chains, "LONG_BLOCK", 1)
+    monkeypatch.setattr(split, "LEAST_PART", 2)
+    monkeypatch.setattr(chains, "LARGE_WORK", 1)
+    monkeypatch.setattr(split, "_seconds", lambda graph, machine: -float(len(str(graph))))
+    whole = summed(shape, axis, "float16", operator)
+    graph = split_reductions(whole, H200)
+    assert [node.operator for node in graph.nodes].count(operator) == 2
+    rng = np.random.default_rng(2)
+    x = (rng.normal(size=shape) - 5).astype(np.float16)
+    for special in (None, np.nan, np.inf, -np.inf):
+        if special is not None:
+            x[(-1,) * len(shape)] = special
+        known = {"x": x}
+        for part in partition(graph, device=H200):
+            given = [np.ascontiguousarray(known[value]) for value in part.inputs]
+            known.update(zip(part.outputs, run(part.graph, given, "cuda/sm_90a", None), strict=True))
+        exact = x.astype(np.float64).sum(axis) if operator == "reduce_sum" else x.max(axis)
+        assert np.allclose(known[graph.outputs[0]], exact, rtol=1e-5, equal_nan=True)
+
+
+def test_what_has_no_elements_or_no_numbers_is_left() -> None:
+    for shape in ((0, 513), ("n", 513), (20000, 0)):
+        graph = summed(shape, 0, "float16")
+        assert split_reductions(graph, H200) == graph
+    integers = summed((20000, 513), 0, "int32")
+    assert split_reductions(integers, H200) == integers
+    assert split_reductions(summed((20000, 513), 0, "float16"), host_cpu()) == summed(
+        (20000, 513), 0, "float16"
+    )
+
+
+# ---- tiles ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ttype", ["float16", "float32"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "shape", [(77, 136), (136, 77), (77, 133), (3, 45, 67), (2, 35, 64), (1, 65), (130, 66)]
+)
+def test_tiles_of_odd_rows_and_columns(shape: tuple[int, ...], target: str, ttype: str) -> None:
+    """What is added to a transposed matrix; edges of tiles, single elements where nothing is aligned."""
+    order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+    g = GraphBuilder("chain")
+    x, y = g.input("x", ttype, tuple(shape[at] for at in order)), g.input("y", ttype, shape)
+    graph = g.finish(g.add("relu", g.add("add", x, g.add("transpose", y, permutation=order))))
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=[shape[at] for at in order]), rng.normal(size=shape)]
+    arrays = [each.astype(TYPES[ttype]) for each in arrays]
+    exact = np.maximum(arrays[0] + arrays[1].transpose(order), 0)
+    for mapping in (Mapping(tile=(64, 64)), Mapping(tile=(32, 64)), Mapping(tile=(64, 40), threads=160)):
+        if mapping.threads % get_device(target).warp == 0:
+            (found,) = run(graph, arrays, target, mapping)
+            assert np.array_equal(found, exact)
