@@ -108,3 +108,37 @@ def test_a_number_that_is_computed_of_a_size_which_no_argument_of_the_graph_show
     assert fast.calls["eager"] == 0, fast.explain()
     assert len(fast.records) == 2
     assert not fast.refused
+
+
+MADE: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "a time step": lambda x, number: x * torch.tensor([number], dtype=torch.long, device=x.device),
+    "a scalar": lambda x, number: x + torch.tensor(number),
+    "a tuple": lambda x, number: x + torch.as_tensor((number, 2 * number, 1)).sum(),
+    "a list that grows": lambda x, number: (lambda made: (made.append(number), torch.tensor(made))[1])(
+        [1, 2]
+    ),
+    "fractions": lambda x, number: torch.tensor([number, 0.5]),
+    "large": lambda x, number: torch.tensor([number * 10**9], dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_tensors_of_open_numbers(name: str) -> None:
+    """They are made in the graph; 0, 1 and negative numbers have records of their own."""
+    program = MADE[name]
+    fast = capture(program, backend=Extents())
+    for number in (3, 7, 5, 9, 11, 999, 40, 0, 1, -3, 2**20, 13):
+        x = torch.ones(2)
+        expected, found = program(x, number), fast(x, number)
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert torch.equal(found, expected), number
+    assert fast.outcome == "whole"
+    assert len(fast.records) <= 6, fast.explain()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bool])
+def test_tensors_of_types_that_some_numbers_do_not_fit(dtype: torch.dtype) -> None:
+    program = lambda x, number: x + torch.tensor([number], dtype=dtype)  # noqa: E731
+    fast = capture(program, backend=Extents())
+    for number in (3, 7, 5, 9, 11, 200):
+        assert torch.equal(fast(torch.ones(1), number), program(torch.ones(1), number))

@@ -18,6 +18,7 @@ from ladder.capture.interpreter.recording import try_break
 from ladder.capture.interpreter.segments import finish
 from ladder.capture.operations.counts import alias_is_known, gives_as_many, may_compute, number_of
 from ladder.capture.operations.function_modes import watched
+from ladder.capture.operations.number_tensors import number_tensor
 from ladder.capture.operations.objects import new_container
 from ladder.capture.operations.symbolic import (
     fake_results,
@@ -51,6 +52,8 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     if not vm.recording:
         return vm.natively(function, *args, **kwargs)
     _meet_hooks(vm, function)
+    if (made := number_tensor(vm, function, args, kwargs, tensor_operator)) is not NULL:
+        return made
     args, kwargs = _settled_given(vm, function, args, kwargs)
     if getattr(function, "__module__", "") == operator.add.__module__:
         _meet_slots(vm, function.__name__.strip("_"))
