@@ -32,7 +32,7 @@ from ladder.formats.beside import (
 )
 from ladder.formats.files import Arrays, MappedFile, Stored, read_json, read_safetensors, read_shards, require
 from ladder.formats.gguf import SPLIT, read_gguf
-from ladder.formats.layer import GENERIC, SCALES, Format, Layer, Loaded, Shape
+from ladder.formats.layer import AUTO_ROUND, GENERIC, SCALES, Format, Layer, Loaded, Shape
 from ladder.formats.pickled import read_pickled
 from ladder.runtime.threads import kernels_alone
 from tile_types.errors import (
@@ -90,6 +90,9 @@ NESTED = "quantization_config"
 
 METHOD = "quant_method"
 """Entry of a configuration: the name of the tool or its method."""
+
+MLX, MLX_NESTED = "mlx", "quantization"
+"""End of AutoRound's name of MLX's packing, and the entry in which MLX describes its codes."""
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ENDINGS = (".safetensors", ".gguf", ".pt", ".bin", ".pth")
@@ -310,9 +313,17 @@ def _config(folder: Path) -> dict[str, Any]:
             content = read_json(folder / name)
             warn_of_attention(folder / name, content)
             found = _under(content, key, folder / name) if key else content
+            if found.get(METHOD) in AUTO_ROUND and str(found.get("packing_format", "")).endswith(MLX):
+                return _as_mlx(found, _under(content, MLX_NESTED, folder / name))
             if found:
                 return {METHOD: "modelopt", **found} if name.startswith("hf_") else found
     return {}
+
+
+def _as_mlx(found: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of what AutoRound packs as MLX does: MLX's own, which stands beside it."""
+    others = {key: value for key, value in found.items() if key not in (METHOD, "packing_format")}
+    return {**others, **stated}
 
 
 def _under(content: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:

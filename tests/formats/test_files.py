@@ -79,6 +79,21 @@ def test_other_tools_store_the_same(name: str, config: dict[str, object], tmp_pa
         assert torch.equal(checkpoint.dequantize(tensor), expected.dequantize(tensor))
 
 
+def test_auto_round_packs_as_mlx_does(tmp_path: Path) -> None:
+    """AutoRound 0.16's ``auto_round:mlx``: its configuration beside MLX's, which has layers' own bits."""
+    plain, file = tmp_path / "plain", "mlx_3bit.safetensors"
+    plain.mkdir()
+    expected = opened(file, plain)
+    (tmp_path / "model.safetensors").write_bytes((FILES / file).read_bytes())
+    own = {"quant_method": "auto-round", "packing_format": "mlx", "bits": 8, "sym": True, "data_type": "int"}
+    stated = {"quantization": EXPECTED[file]["config"], "quantization_config": {**own, "group_size": 32}}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    checkpoint = ladder.load_checkpoint(tmp_path)
+    assert checkpoint.formats == ("mlx",)
+    for tensor in EXPECTED[file]["sha256"]:
+        assert torch.equal(checkpoint.dequantize(tensor), expected.dequantize(tensor))
+
+
 def test_inputs_that_are_multiplied_are_refused(tmp_path: Path) -> None:
     """ModelOpt's AWQ and SmoothQuant: the codes alone are those of another matrix."""
     for factor, refused in ((1.0, False), (0.5, True)):
