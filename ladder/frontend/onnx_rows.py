@@ -16,6 +16,7 @@ import numpy as np
 
 from ladder.frontend.aten_rows import ROWS as ATEN
 from ladder.frontend.borders import mirrored, padded
+from ladder.frontend.importer import Importer, wide_of
 from ladder.frontend.onnx_call import Call, Row, Value, element_type
 from ladder.frontend.onnx_sizes import require_as_many
 from ladder.frontend.onnx_values import Known, divided
@@ -57,8 +58,34 @@ def _divided(call: Call) -> Any:
 
 
 def _powered(call: Call) -> Any:
+    """Raise to a power; that of -1/2 is 0 for -inf and inf for -0.0; an inverse root is NaN and -inf."""
     base, exponent = call.operands()
-    return ATEN["pow.Tensor_Scalar"](call.im, call.out, base, exponent)
+    im, out = call.im, call.out
+    if isinstance(exponent, float) and exponent == -0.5 and out.startswith(("float", "bfloat")):
+        x = im.operand(base, wide_of(out))
+        base = x if _is_never_negative(im, x) else _with_positive_ends(im, x)
+    return ATEN["pow.Tensor_Scalar"](im, out, base, exponent)
+
+
+def _with_positive_ends(im: Importer, x: str) -> str:
+    """Return x with inf for -inf and 0.0 for -0.0."""
+    magnitude = im.g.add("abs", x)
+    finite = im.g.add("less", magnitude, im.operand(inf, im.ttype(x)))
+    known = im.g.add("select", finite, x, magnitude)
+    return im.g.add("select", im.g.add("less", x, im.operand(0.0, im.ttype(x))), known, magnitude)
+
+
+def _is_never_negative(im: Importer, x: str) -> bool:
+    """Tell whether a value is made of squares, their means and positive numbers alone, as in norms."""
+    node = im.g.node(x)
+    if node.operator == "mul":
+        return node.inputs[0] == node.inputs[1]
+    if node.operator == "constant":
+        number = dict(node.attributes)["value"]
+        return isinstance(number, int | float) and number > 0
+    if node.operator in ("add", "div", "reduce_sum", "convert", "reshape"):
+        return all(_is_never_negative(im, value) for value in node.inputs)
+    return node.operator in ("square", "abs", "exp", "sigmoid")
 
 
 def _clipped(call: Call) -> Any:

@@ -454,6 +454,30 @@ def test_squares_of_wide_types_are_added_in_them(dtype: type) -> None:
     assert found.tolist() == [[25010011], [81018054]]
 
 
+def test_inverse_roots_of_negative_ends() -> None:
+    """As `pow` of C and numpy: 0 of -inf, inf of -0.0."""
+    x = np.array([4.0, -np.inf, np.inf, -0.0, 0.0, -2.0, np.nan], np.float32)
+    model = model_of("Pow", [x, np.array(-0.5, np.float32)], {}, 17, 1)
+    imported = import_onnx(model, gemm_for)
+    (found,) = run(imported, dict.fromkeys(imported.inputs, x))
+    np.testing.assert_array_equal(found, [0.5, 0.0, 0.0, np.inf, np.inf, np.nan, np.nan])
+
+
+def test_inverse_roots_of_means_of_squares_stay_one_operator() -> None:
+    text = """norm (float[2, 8] x) => (float[2, 1] y) {
+        axes = Constant<value = int64[1] {-1}>()
+        least = Constant<value = float {0.001}>()
+        power = Constant<value = float {-0.5}>()
+        square = Mul(x, x)
+        mean = ReduceMean(square, axes)
+        sum = Add(mean, least)
+        y = Pow(sum, power)
+    }"""
+    graph = import_onnx(graph_of(text), gemm_for).program.graph
+    assert "select" not in {node.operator for node in graph.nodes}
+    assert "rsqrt" in {node.operator for node in graph.nodes}
+
+
 def test_shrink_of_nan_is_zero() -> None:
     """NaN lies on neither side of the edges."""
     x = np.array([np.nan, -0.3, np.inf, -2.0], np.float32)
