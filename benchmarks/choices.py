@@ -37,7 +37,7 @@ from schedules.estimate import Estimator
 from schedules.policy import make_plan, rank
 from schedules.schedule import GpuSchedule, Schedule, parse_schedule
 from schedules.search import spread
-from schedules.tuning import TuningDatabase
+from schedules.tuning import TuningDatabase, class_of
 from targets import TileDevice, get_device
 
 WORK = (
@@ -219,14 +219,13 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 # ---- judging --------------------------------------------------------------------------
-def times_of(report: dict[str, Any]) -> dict[tuple[str, str, int, int, int], dict[str, float]]:
-    """Return microseconds by weight, activation, N, K, M and schedule: of the last round that it reached."""
-    found: dict[tuple[str, str, int, int, int], dict[str, float]] = {}
+def times_of(report: dict[str, Any]) -> dict[tuple[str, int, int, int], dict[str, float]]:
+    """Return microseconds by class (as JSON), N, K, M and schedule: of the last round that it reached."""
+    found: dict[tuple[str, int, int, int], dict[str, float]] = {}
     for part in (*report["quick"], *report["final"]):
-        fields = part["class"]
+        fields = json.dumps(part["class"], sort_keys=True)
         for n, k, m, place, us in part["rows"]:
-            key = fields["weight"], fields["activation"], n, k, m
-            found.setdefault(key, {})[part["schedules"][place]] = us
+            found.setdefault((fields, n, k, m), {})[part["schedules"][place]] = us
     return found
 
 
@@ -235,7 +234,8 @@ def judge(work: dict[str, Any], report: dict[str, Any]) -> None:
     times, losses = times_of(report), dict[tuple[str, int], list[float]]()
     for row in work["rows"]:
         gemm = problem(parse_case(row["case"]), row["n"], row["k"])
-        here = times.get((gemm.weight, gemm.activation, gemm.n, gemm.k, row["m"]), {})
+        fields = json.dumps(class_of(gemm), sort_keys=True)
+        here = times.get((fields, gemm.n, gemm.k, row["m"]), {})
         if row["tried"][0] not in here:
             continue
         choice, best = here[row["tried"][0]], min(here, key=here.__getitem__)
