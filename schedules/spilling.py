@@ -7,7 +7,7 @@ left, and then a few too many. What they report does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from ladder.ir.gemm import Gemm
 from schedules.footprint import resources
@@ -59,10 +59,10 @@ def spills_like(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, other: Gp
     """
     if schedule.pipeline != "gemv" or other.pipeline != "gemv":
         return schedule == other
-    if _room(gemm, device, schedule) > _room(gemm, device, other):
+    holds = schedule.tile_m >= other.tile_m and schedule.warp_rows >= other.warp_rows
+    if not holds or schedule.stages < other.stages:
         return False
-    held = [(each.tile_m, each.warp_rows, each.stages) for each in (schedule, other)]
-    return all(own >= its for own, its in zip(*held, strict=True))
+    return _room(gemm, device, schedule) <= _room(gemm, device, other)
 
 
 def _room(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
@@ -77,7 +77,7 @@ def is_unrolled_too_far(schedule: GpuSchedule) -> bool:
 
 
 def spills_like_any(
-    gemm: Gemm, device: TileDevice, schedule: GpuSchedule, seen: Iterable[GpuSchedule]
+    gemm: Gemm, device: TileDevice, schedule: GpuSchedule, seen: Collection[GpuSchedule]
 ) -> bool:
     """Tell whether a schedule's kernel spills if those of any others of the same problem do."""
-    return any(spills_like(gemm, device, schedule, other) for other in seen)
+    return bool(seen) and any(spills_like(gemm, device, schedule, other) for other in seen)

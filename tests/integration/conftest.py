@@ -18,7 +18,7 @@ from targets import TileDevice
 DTYPES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 
-def plain_pack(gemm: Gemm, weight: Any, words: Any) -> dict[str, Any]:
+def plain_pack(gemm: Gemm, weight: Any, *kernels: Any) -> dict[str, Any]:
     """Return the decoded weights as the only packed array."""
     import torch
 
