@@ -160,10 +160,7 @@ def as_fused_convolution(graph: Graph) -> FusedConvolution:
 
 
 def _below_converts(graph: Graph, value: str) -> Node:
-    node = graph.producer(value)
-    while node.operator == "convert":
-        node = graph.producer(node.inputs[0])
-    return node
+    return graph.producer(graph.unconverted(value))
 
 
 def _source(graph: Graph, value: str) -> str:

@@ -107,6 +107,12 @@ class Graph:
         except KeyError:
             raise self._unknown(value) from None
 
+    def unconverted(self, value: str) -> str:
+        """Return the value that a value is converted from; itself if it is none."""
+        while (node := self.producer(value)).operator == "convert":
+            value = node.inputs[0]
+        return value
+
     def tile(self, value: str) -> Tile:
         """Return the tile of a value; raises UnknownNameError."""
         try:

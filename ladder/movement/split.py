@@ -14,13 +14,15 @@ from math import ceil, inf
 
 from ladder.ir.build import GraphBuilder, node_attributes
 from ladder.ir.extents import product
+from ladder.ir.gemm_graph import as_type
 from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import HELD, MOST_ROW_THREADS
 from ladder.movement.model import Machine, predicted
 from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
+from ladder.partition.partition import readers
 from ladder.partition.rows import REDUCTIONS
+from ladder.partition.subgraphs import engine
 from targets import TileDevice
 
 LEAST_PART = 64
@@ -41,7 +43,7 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
     if not device.is_gpu or not any(_is_long(graph, node) for node in graph.nodes):
         return graph
     machine = machine_of(device)
-    users = _users(graph)
+    users = readers(graph)
     builder = GraphBuilder(graph.name, graph.level)
     names: dict[str, str] = {}
     for node in graph.nodes:
@@ -66,30 +68,22 @@ def _is_long(graph: Graph, node: Node) -> bool:
     return 0 < made * SPLIT_RATIO <= read
 
 
-def _users(graph: Graph) -> dict[str, list[Node]]:
-    found: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        for value in node.inputs:
-            found.setdefault(value.partition(".")[0], []).append(node)
-    return found
-
-
-def _is_read_again(node: Node, most: int, users: Mapping[str, list[Node]]) -> bool:
+def _is_read_again(node: Node, most: int, users: Mapping[str, list[Node | None]]) -> bool:
     """Tell whether what is computed of a reduction has more elements than ``most``."""
-    ahead, seen = list(users.get(node.name, ())), set[str]()
+    ahead, seen = list(users[node.name]), set[str]()
     while ahead:
         user = ahead.pop()
-        if user.name in seen or get_operator(user.operator).engine not in ("chain", "view"):
+        if user is None or user.name in seen or engine(user) not in ("chain", "view"):
             continue
         seen.add(user.name)
         count = product(user.tile.shape)
         if not isinstance(count, int) or count > most:
             return True
-        ahead += users.get(user.name, ())
+        ahead += (reader for value in user.values for reader in users[value])
     return False
 
 
-def _parts(graph: Graph, node: Node, users: Mapping[str, list[Node]], machine: Machine) -> int:
+def _parts(graph: Graph, node: Node, users: Mapping[str, list[Node | None]], machine: Machine) -> int:
     """Return into how many parts a reduction is best divided; 1: none."""
     if not _is_long(graph, node):
         return 1
@@ -107,9 +101,7 @@ def _parts(graph: Graph, node: Node, users: Mapping[str, list[Node]], machine: M
     best, fastest = 1, _seconds(whole, machine) / (AGAIN if again else 1.0)
     for count in sorted(count for count in counts if 1 < count <= shape[axis] // LEAST_PART):
         builder = GraphBuilder("parts")
-        kind = graph.tile(_source(graph, node.inputs[0])).ttype.name
-        value = _widened(builder, builder.input("x", kind, shape), node.tile.ttype.name)
-        value = _first_step(builder, node, value, count)
+        value = _first_step(builder, node, _operand(builder, graph, node), count)
         tile = builder.tile(value)
         first = _seconds(builder.finish(value), machine)
         builder = GraphBuilder("whole")
@@ -131,26 +123,18 @@ def _even(extent: int, wanted: int) -> int:
     return min(near, key=lambda count: abs(count - wanted), default=wanted)
 
 
-def _source(graph: Graph, value: str) -> str:
-    """Return what a value is converted from."""
-    node = graph.producer(value)
-    while node.operator == "convert":
-        value = node.inputs[0]
-        node = graph.producer(value)
-    return value
-
-
-def _widened(builder: GraphBuilder, value: str, kind: str) -> str:
-    return value if builder.tile(value).ttype.name == kind else builder.add("convert", value, type=kind)
+def _operand(builder: GraphBuilder, graph: Graph, node: Node) -> str:
+    """Add what a reduction reads as an input, of the type that it is converted from, and the conversion."""
+    tile = graph.tile(node.inputs[0])
+    kind = graph.tile(graph.unconverted(node.inputs[0])).ttype.name
+    return as_type(builder, builder.input("x", kind, tile.shape), tile.ttype.name)
 
 
 def _alone(graph: Graph, node: Node) -> Graph:
     """Return a chain that is one reduction, of what its operand is converted from."""
     builder = GraphBuilder("whole")
-    tile = graph.tile(node.inputs[0])
-    x = builder.input("x", graph.tile(_source(graph, node.inputs[0])).ttype.name, tile.shape)
-    value = _widened(builder, x, tile.ttype.name)
-    axis = node_attributes(node)["axis"] % len(tile.shape)
+    value = _operand(builder, graph, node)
+    axis = node_attributes(node)["axis"] % len(builder.tile(value).shape)
     return builder.finish(builder.add(node.operator, value, axis=axis, keep=False))
 
 

@@ -168,9 +168,7 @@ class _Translation:
 
     def _weight(self, value: str, begin: int, width: int) -> Traced:
         """Declare a matrix ``[N, K]``, or some of its rows; one that is read twice is one input."""
-        node = self.region.producer(value)
-        while node.operator == "convert":
-            node = self.region.producer(node.inputs[0])
+        node = self.region.producer(self.region.unconverted(value))
         if node.operator != "input":
             raise ConversionError(f"%{value} is computed: no weight")
         rows, depth = map(int, node.tile.shape)

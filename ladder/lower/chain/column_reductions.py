@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -129,7 +129,7 @@ class ColumnReductions:
         nest = self.nest
         vectors = self.columns // self.width
         chunks = -(-vectors // self.lanes)
-        blocks = reduce(lambda count, extent: count * extent, self.outer, chunks)
+        blocks = prod(self.outer, start=chunks)
         block, thread = nest.start(blocks, self.threads, self.words())
         rows = self.wave // self.lanes
         lane = b.bind(tirx.floordiv(tirx.floormod(thread, self.wave), rows))
@@ -160,7 +160,7 @@ class ColumnReductions:
         lead = mine[0][0]
         its = [self.reduction(one) for series in mine for one in series]
         totals = [b.Variable(it.dtype, it.neutral) for it in its]
-        count = reduce(lambda count, extent: count * extent, lead.extents)
+        count = prod(lead.extents)
         loads = VECTOR_LOADS if self.width > 2 else SINGLE_LOADS
         turns = nest.values.simplified(tirx.floordiv(count + step * loads - 1, step * loads))
         with nest.loop(turns) as turn:
