@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import ladder
+from benchmarks.checkpoints import gguf_blocks
 from benchmarks.harness import (
     capture_long,
     copies_for,
@@ -39,14 +40,14 @@ TOKENS = (1, 16, 4096)
 INT4 = "int4 g128"
 ROUNDS = 9
 
-MODERATE = 0x1F
-"""Mask of all drawn bytes: scales of 16 bits stay below 2⁻⁷, so that no product overflows in float16."""
+SMALL = 2.0**-8
+"""Standard deviation of activations, with which no product overflows in float16."""
 
 
 def drawn(name: str, n: int, k: int) -> tuple[QuantizedTensor, int]:
     """Return a matrix [N, K] of a GGUF type, and its bytes in a file."""
-    row = next(row for row in BLOCKS.values() if row.name == name)
-    octets = torch.randint(0, 256, (n, k // row.elements * row.nbytes), dtype=torch.uint8) & MODERATE
+    number, row = next(item for item in BLOCKS.items() if item[1].name == name)
+    octets = gguf_blocks(number, n * k).reshape(n, -1)
     found = read(row, Layer("w", {"": TensorInMemory(octets)}))
     assert isinstance(found, QuantizedTensor)
     return found, octets.nbytes
@@ -62,24 +63,28 @@ def layers(types: Sequence[str], n: int, k: int) -> Iterator[tuple[str, Any, Any
         yield name, layer, matrix.dequantize("float32"), nbytes
 
 
+def packed_bytes(layer: Any) -> int:
+    """Return the bytes of a layer's packed weight."""
+    return sum(buffer.nbytes for buffer in layer.buffers())
+
+
 def rows(types: Sequence[str], shape: tuple[int, int], tokens: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield times and errors at each number of rows, types beside each other."""
     n, k = shape
     bandwidth, made = copy_bandwidth(), list(layers(types, n, k))
     for m in tokens:
-        x = torch.randn(m, k, device="cuda", dtype=torch.float16)
+        x = (torch.randn(m, k, device="cuda") * SMALL).half()
         graphs, errors = {}, {}
         for name, layer, dense, _ in made:
             exact = x[:16].double() @ dense.double().T
             errors[name] = relative_error(layer(x)[:16], exact)
-            held = sum(buffer.nbytes for buffer in layer.buffers())
-            copies = [layer, *(copy.deepcopy(layer) for _ in range(copies_for(held) - 1))]
+            copies = [layer, *(copy.deepcopy(layer) for _ in range(copies_for(packed_bytes(layer)) - 1))]
             graphs[name] = capture_long([partial(one, x) for one in copies])
         times = {name: statistics.median(us) for name, us in interleaved_us(graphs, ROUNDS).items()}
         for name, layer, _, nbytes in made:
             yield {
                 "type": name, "n": n, "k": k, "m": m, "us": round(times[name], 2), "error": errors[name],
-                "file_bytes": nbytes, "packed_bytes": sum(buffer.nbytes for buffer in layer.buffers()),
+                "file_bytes": nbytes, "packed_bytes": packed_bytes(layer),
                 "floor_us": round(nbytes / bandwidth * 1e6, 2),
                 "of_int4": round(times[name] / times[INT4], 3),
             }  # fmt: skip
