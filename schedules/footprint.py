@@ -100,6 +100,9 @@ Measured on an H200: 8.9e-4 for random data; sums of x and weights of one sign, 
 PROMOTED_COLUMNS = 128
 """Activation rows of a set of partial sums at most; a tile of more is multiplied and promoted in parts."""
 
+CROWDED_WARPS, CROWDED_COLUMNS = 12, 96
+"""Math warps of wgmma that have registers for totals of fewer activation rows, and how many rows."""
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -146,9 +149,13 @@ def promoted_columns(tile_m: int) -> int:
 
 
 def carries(gemm: Gemm, schedule: GpuSchedule) -> bool:
-    """Whether wgmma's sums keep their upper bits apart: large tiles of fp8 codes multiplied as they are."""
+    """Whether wgmma's sums keep their upper bits apart: large tiles of fp8 codes multiplied as they are.
+
+    Three warpgroups have no registers for totals of as many rows as two.
+    """
     plain = weight_bits(gemm) == 8 and gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
-    wide = schedule.pipeline == "wgmma" and schedule.tile_m > PROMOTED_COLUMNS
+    most = CROWDED_COLUMNS if schedule.warps == CROWDED_WARPS else PROMOTED_COLUMNS
+    wide = schedule.pipeline == "wgmma" and schedule.tile_m > most
     return wide and plain and promotes_rarely(gemm)
 
 

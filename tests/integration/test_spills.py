@@ -14,10 +14,11 @@ from benchmarks.spills import TARGETS, Shipped, compiled, kernels, served
 from ladder.api.problem import gemm_for
 from ladder.runtime.compile import Request, serving
 from schedules import policy, spilling
-from schedules.footprint import moves_registers, registers_per_thread
+from schedules.footprint import carries, moves_registers, registers_per_thread
 from schedules.legal import placement_for
 from schedules.policy import rank
 from schedules.schedule import GpuSchedule
+from schedules.tilings import tilings
 from targets import get_device
 
 SAMPLES = {"rocm": 80, "cuda": 120}
@@ -95,6 +96,16 @@ def test_kernels_that_add_a_residual_to_plain_fp8_do_not_spill(tile_m: int, stag
         persistent=tile_m > 128,
     )
     assert moves_registers(gemm, schedule)
+    assert not compiled(Shipped(gemm, target, str(schedule))).spilled
+
+
+@pytest.mark.parametrize(("tile_m", "stages"), [(96, 5), (112, 5), (128, 4)])
+def test_tiles_of_three_warpgroups_of_plain_fp8_do_not_spill(tile_m: int, stages: int) -> None:
+    """Beyond 96 rows totals would take too many registers: sums carry."""
+    target, gemm = _target("cuda/sm_90a"), gemm_for(4096, 4096, "fp8_e4m3", "fp8_e4m3")
+    schedule = GpuSchedule("wgmma", tile_m, 192, 128, stages=stages, warps=12, placement=placement_for(gemm))
+    assert carries(gemm, schedule) == (tile_m > 96)
+    assert schedule in tilings(gemm, get_device(target), "wgmma", 2 * tile_m)
     assert not compiled(Shipped(gemm, target, str(schedule))).spilled
 
 

@@ -110,6 +110,19 @@ WGMMA = {
         PARTED,
         270,
     ),
+    "fp8 sums that carry in three warpgroups": (
+        gemm(
+            activation="fp8_e4m3",
+            weight="fp8_e4m3",
+            n=264,
+            k=2200,
+            group_size=2200,
+            token_scale=True,
+            output="float16",
+        ),
+        {**LARGE, "tile_m": 112, "tile_n": 192, "warps": 12, "stages": 5, "persistent": False},
+        200,
+    ),
     "fp8 sums that carry, in clusters": (
         gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=300, group_size=300),
         {**PARTED, "cluster": 2},
