@@ -5,7 +5,7 @@ torch is imported only when a function runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +21,9 @@ from schedules.layouts import (
     packed_group,
     padded,
 )
-from tile_types.arrays import ldexp
+from tile_types.arrays import as_torch, ldexp
 from tile_types.errors import ConversionError, ShapeError
+from tile_types.packing import pack_codes
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,102 @@ class PackedScales:
     scales: torch.Tensor | None
     zeros: torch.Tensor | None
     row_scale: torch.Tensor
+
+
+def within_reach(weight: QuantizedTensor, core: str) -> QuantizedTensor:
+    """Return a matrix whose groups far from 0 beside their spread suit a core's type.
+
+    A real zero point far beyond the values of codes, as of a group of one weight, overflows float16, or
+    leaves a scale with few digits beside those of its row. Such a group gets a power of two as its scale,
+    and codes of values nearer to the middle one. A weight changes by less than its rounding to float16.
+
+    weight: A quantized matrix; one without such groups is returned as it is.
+    core: Operand type of the tensor core.
+    Raises ConversionError if a zero point is beyond float16 and the values are too far apart for that.
+    """
+    import torch
+
+    element = weight.ttype
+    if core != "float16" or weight.zero_kind != "float" or weight.scale is None or element.elem_bits > 8:
+        return weight
+    spread = (element.maximum - element.minimum) / 2
+    if float(as_torch(weight.zero).abs().max()) + element.max_abs <= min(FAR * spread, MOST_REACH):
+        return weight
+    zero, scale = (as_torch(array).to(torch.float64) for array in (weight.zero, weight.scale))
+    reach = torch.maximum((element.maximum - zero).abs(), (element.minimum - zero).abs())
+    far = (reach > min(FAR * spread, MOST_REACH)) & (scale != 0)
+    if not bool(far.any()):
+        return weight
+    (n, k), (block_n, block_k) = weight.shape, weight.block
+    zero, scale, reach, far = (
+        array.repeat_interleave(block_n, dim=0)[:n] for array in (zero, scale, reach, far)
+    )
+    codes = torch.nn.functional.pad(as_torch(weight.codes()), (0, -k % block_k))
+    codes = codes.reshape(n, -1, block_k)
+    size = scale.abs()
+    row = size.amax(dim=1, keepdim=True)
+    least = torch.maximum(size * reach / min(FURTHER * spread, WHOLE), row * LEAST)
+    raised = ldexp(scale.sign(), torch.frexp(torch.maximum(least, size))[1])
+    changed, nearer, fits = _nearer(
+        element, codes[far], zero[far], (scale / raised)[far], (row * spread / raised.abs())[far]
+    )
+    beyond = torch.maximum(reach, zero.abs())[far] > torch.finfo(torch.float16).max
+    if bool((beyond & ~fits).any()):
+        raise ConversionError(
+            f"a zero point of {float(zero.abs().max()):.6g} beside codes of {element.name} is beyond float16;"
+            " use bfloat16 or float32 activations"
+        )
+    codes[far] = torch.where(fits[:, None], changed, codes[far])
+    zero[far] = torch.where(fits, nearer, zero[far])
+    scale[far] = torch.where(fits, raised[far], scale[far])
+    return replace(
+        weight,
+        storage=pack_codes(codes.reshape(n, -1)[:, :k], element.elem_bits),
+        block=(1, block_k),
+        scale=scale.to(torch.float32),
+        zero=zero.to(torch.float32),
+        scale_type="float32",
+    )
+
+
+def _nearer(
+    element: TType, codes: torch.Tensor, zero: torch.Tensor, shrink: torch.Tensor, largest: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return codes of values nearer to the middle one, zero points, and which groups keep their weights.
+
+    codes, zero: Of groups, ``[F, size]`` and ``[F]``.
+    shrink, largest: What is left of each difference, and the usual weights of the group's row in units of
+        its new scale, ``[F]``.
+    """
+    import torch
+
+    values = element.probe_values()
+    middle = float(values[abs(values - (element.minimum + element.maximum) / 2).argmin()])
+    wanted = middle + (as_torch(element.decode_array(codes)) - middle) * shrink[:, None]
+    finite = torch.isfinite(wanted)
+    wanted = torch.where(finite, wanted, middle)
+    changed = as_torch(element.encode_finite(wanted)).to(codes.dtype)
+    off = as_torch(element.decode_array(changed)) - wanted
+    low, high = off.amin(dim=1), off.amax(dim=1)
+    nearer = middle + (zero - middle) * shrink
+    size = torch.maximum((wanted - nearer[:, None]).abs().amin(dim=1), largest)
+    fits = finite.all(dim=1) & ((high - low) / 2 <= torch.finfo(torch.float16).eps / 2 * size)
+    return changed, nearer + (high + low) / 2, fits
+
+
+FAR = 2.0**8
+FURTHER = 2.0**12
+"""Distances of zero points, in half the range of values: beyond which scales beside others in float16 lose
+digits, and which powers of two may lose to."""
+
+LEAST = 2.0**-14
+"""Least scale of such a group beside the largest of its row: float16 holds it."""
+
+MOST_REACH = 2.0**15
+"""Difference of a value from a zero point beyond which a group is changed, whatever its values."""
+
+WHOLE = 2.0**11
+"""Up to which float16 holds whole numbers."""
 
 
 def normalise_scales(

@@ -323,6 +323,7 @@ def _fragments(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> dict[
     from schedules import packed_scales
     from schedules.footprint import streams_exponents
 
+    weight = packed_scales.within_reach(weight, gemm.activation)
     kept = held(weight.ttype.element_type)
     layout = packed_layout(kept.ttype, gemm.activation, device)
     scales = packed_scales.normalise_scales(

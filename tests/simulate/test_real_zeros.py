@@ -8,18 +8,31 @@ import numpy as np
 import pytest
 import torch
 
+import ladder
 from ladder.api.lowered import Lowered
 from ladder.cli.operands import make_operands
 from ladder.cli.problem import Problem
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
 from ladder.simulate.operator import simulate
-from schedules.packed_scales import _zeros
+from schedules.packed_scales import _zeros, within_reach
 from schedules.policy import rank
 from schedules.schedule import Plan
+from tile_types import QuantizedTensor, TType, quantize
+from tile_types.errors import ConversionError
 from tile_types.library import get_type
 
 TOKENS, GROUP = 16, 32
+
+FLAT = {  # spread of the first group of each row beside its mean; 0: of one weight
+    ("uint4", 0.0),
+    ("uint4", 1e-3),
+    ("uint4", 1e-5),
+    ("uint8", 1e-3),
+    ("nf4", 0.0),
+    ("nf4", 1e-3),
+    ("fp8_e4m3", 1e-3),
+}
 
 
 def _error(target: str, weight: str, activation: str) -> float:
@@ -72,3 +85,32 @@ def test_differences_from_the_coarse_part_are_exact(weight: str, core: str) -> N
     assert torch.equal(differences.to(dtype).double(), differences)
     reach = (values[:, None] - zero).abs().amax(0)
     assert bool((rest.abs() <= reach * torch.finfo(dtype).eps).all())
+
+
+@pytest.mark.parametrize(("weight", "spread"), sorted(FLAT))
+def test_groups_far_from_0_beside_their_spread(weight: str, spread: float) -> None:
+    """Their zero points overflowed float16 (NaN), or their scales had few digits beside those of the row."""
+    random = torch.Generator().manual_seed(0)
+    values = torch.randn(48, 3 * GROUP, generator=random)
+    values[:, :GROUP] = 3.3 + spread * values[:, :GROUP]
+    values[7, :GROUP] = -0.01
+    matrix = quantize(values, weight, group_size=GROUP, zero="float", scale_type="float32")
+    op = ladder.Matmul(48, 3 * GROUP, weight=weight, group_size=GROUP, zero="float", target="cuda/sm_90a")
+    x = torch.randn(5, 3 * GROUP, generator=random).half()
+    exact = x.double() @ torch.as_tensor(matrix.dequantize("float64")).T
+    for kept in (matrix, matrix.to("cpu")):  # numpy's and torch's arrays
+        y = torch.from_numpy(simulate(op, x, op.pack(kept, "cpu")).y.astype(np.float64))
+        assert float((y - exact).norm() / exact.norm()) <= 5e-4
+
+
+def test_zero_points_that_no_code_comes_near_are_refused() -> None:
+    """Values of which the middle has no neighbours, with a zero point beyond float16."""
+    codes = torch.arange(8, dtype=torch.uint8).repeat(4, 4)
+    zero, scale = torch.full((4, 1), 1e5), torch.full((4, 1), 1e-3)
+    element = TType("apart3", 3, lambda code, ops: ops.lookup((0.0, 1.0, 2.0, 30000.0), code & 3))
+    matrix = QuantizedTensor.from_codes(
+        codes, element, (1, 32), scale=scale, zero=zero, zero_kind="float", scale_type="float32"
+    )
+    with pytest.raises(ConversionError, match=r"a zero point of 100000 .* use bfloat16"):
+        within_reach(matrix, "float16")
+    assert within_reach(matrix, "bfloat16") is matrix
