@@ -67,12 +67,14 @@ def check_model(model: Any, title: str) -> None:
         check_extents(tensor.dims, f"{title}: tensor {tensor.name!r}")
     for attribute in (attribute for node in nodes for attribute in node.attribute):
         check_extents(attribute.sparse_tensor.dims, f"{title}: {attribute.name}", MOST_COMPUTED)
+    for sparse in model.graph.sparse_initializer:
+        check_extents(sparse.dims, f"{title}: tensor {sparse.values.name!r}", MOST_COMPUTED)
     if any(tensor.external_data for tensor in _tensors_of(nodes)):
         raise ImportRefused(f"{title} has external data in an attribute; export it with initializers")
     skeleton = _skeleton(model)
     try:
         onnx.checker.check_model(_with_ranks(skeleton))
-        inferred = _inferred(skeleton)
+        inferred = _inferred(_densified(skeleton))
     except Exception as error:  # the checker's errors have no common class
         raise ImportRefused(f"{title} is no valid ONNX model: {_line(error)}") from error
     graph = inferred.graph
@@ -90,6 +92,17 @@ def _with_ranks(model: Any) -> Any:
         for info in filter(_is_shapeless, found.graph.input):
             info.type.tensor_type.shape.SetInParent()
     return found
+
+
+def _densified(model: Any) -> Any:
+    """Return the model, sparse initializers made inputs: rules for shapes take them for scalars."""
+    graph = model.graph
+    graph.input.extend(
+        onnx.helper.make_tensor_value_info(sparse.values.name, sparse.values.data_type, sparse.dims)
+        for sparse in graph.sparse_initializer
+    )
+    del graph.sparse_initializer[:]
+    return model
 
 
 def _is_shapeless(info: Any) -> bool:

@@ -197,6 +197,19 @@ def test_sparse_constants_are_read(places: list[object]) -> None:
         ladder.compile(model)
 
 
+def test_sparse_initializers_are_read() -> None:
+    """The rules for shapes of package onnx take them for scalars, which no product has."""
+    values, at = (numpy_helper.from_array(a, "w") for a in (np.float32([5, 7]), np.int64([1, 6])))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 4])
+    model = model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], [y], columns=2)
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, at, [2, 4]))
+    x = torch.tensor([[1.0, 2.0]])
+    assert ladder.compile(model)(x).tolist() == [[0, 5, 14, 0]]
+    model.graph.sparse_initializer[0].dims[:] = [1 << 28, 4]
+    with pytest.raises(ImportRefused, match="'w' has extents"):
+        ladder.compile(model)
+
+
 def test_stated_shapes_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shape that a model states of its result is no reason to refuse it, as long as the type is right."""
     monkeypatch.setattr("ladder.faults._warned", set())
