@@ -247,9 +247,9 @@ class Field:
             raise VerificationError("a maximum has no meaning in a finite field: its value must be given")
         if "reduce_max" not in self.uninterpreted:
             return self.unknowns.maximum(self, a)
-        slices = [partial(np.take, indices=at, axis=axis) for at in range(a.shape[axis])]
+        slices = [partial(np.take, indices=[at], axis=axis) for at in range(a.shape[axis])]
         found = self.function("reduce_max", [a.map(each) for each in slices])
-        return found.map(lambda part: np.expand_dims(part, axis)) if keep else found
+        return found if keep else found.map(lambda part: np.squeeze(part, axis))
 
     def function(self, name: str, values: Sequence[Residues]) -> Residues:
         """Return the value of a function of which only is known that equal operands give equal values.

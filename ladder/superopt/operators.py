@@ -12,10 +12,9 @@ from tile_types.errors import ConversionError
 
 def _matmul(t: Tracer, a: Traced, b: Traced) -> Traced:
     a, b = t.value(a), t.value(b)
-    inner = b.axes[-2]
     if len(a.axes) < 2 or len(b.axes) < 2:
         raise ConversionError("matmul of a vector is not taken; give it an axis of one element")
-    t.dimensions.join(a.axes[-1], inner)
+    t.dimensions.join(a.axes[-1], b.axes[-2])
     leading = []
     for x, y in zip(_leading(a, b), _leading(b, a), strict=True):
         leading.append(t.dimensions.join(x, y) if x and y else x or y)
@@ -58,7 +57,11 @@ def _multiply(t: Tracer, a: Any, b: Any) -> Traced:
 
 
 def _divide(t: Tracer, a: Any, b: Any) -> Traced:
-    return t.elementwise("div", a, b) if isinstance(b, Traced) else t.elementwise("mul", a, 1.0 / b)
+    if isinstance(b, Traced):
+        return t.elementwise("div", a, b)
+    if not 2.0**-126 <= abs(b) <= 2.0**126:
+        raise ConversionError(f"division by {b} is not taken: its reciprocal is no float32")
+    return t.elementwise("mul", a, 1.0 / b)
 
 
 def _power(t: Tracer, x: Traced, exponent: float) -> Traced:

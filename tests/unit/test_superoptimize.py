@@ -103,6 +103,8 @@ REFUSED = {
     "keepdim=True": lambda x: x / x.sum(-1),
     "only matmul's second operand": lambda x: x.transpose(-1, -2) + x,
     "the power 3": lambda x: x.pow(3) @ x,
+    "division by 0.0": lambda x: x / 0.0 @ x,
+    "division by 1e-39": lambda x: x / 1e-39 @ x,
 }
 
 
@@ -110,6 +112,19 @@ REFUSED = {
 def test_what_cannot_be_translated_is_named(message: str) -> None:
     with pytest.raises(ConversionError, match=message):
         program_of(REFUSED[message], [draw(16, 16)])
+
+
+@pytest.mark.parametrize("function", [lambda w, x: w @ x, lambda w, x: x @ w])
+def test_products_of_vectors_are_named(function: Any) -> None:
+    with pytest.raises(ConversionError, match="matmul of a vector"):
+        program_of(function, [draw(16, 16), draw(16)])
+
+
+def test_a_softmax_of_a_vector(cache: None) -> None:
+    x = draw(16)
+    found = ladder.superoptimize(lambda x: torch.softmax(x, 0), [x], limits=QUICK, trials=1)
+    assert found.certificate.verdict == "equal"
+    torch.testing.assert_close(found(x), torch.softmax(x, 0), rtol=2e-3, atol=1e-3)
 
 
 OUTSIDE_LAX = {

@@ -34,7 +34,7 @@ from ladder.superopt.verifier.coverage import require_complete, signatures_diffe
 from ladder.superopt.verifier.domains import conditions, require_defined
 from ladder.superopt.verifier.forms import Bounding, Forms
 from ladder.superopt.verifier.relations import Plan, RootRelations, Store, related
-from ladder.superopt.verifier.values import Conversions, domain_of
+from ladder.superopt.verifier.values import COMPOSED, Conversions, domain_of
 from tile_types.errors import VerificationError
 from tile_types.tile import Tile
 
@@ -214,7 +214,8 @@ class _Test:
         self.maxima = has_classes(("maximum",), first, second) or _rescales(first) or _rescales(second)
         converted = any(each.unknown or each.rounded for each in self.conversions)
         free = ["exp"] if "exp" in mode.uninterpreted else []
-        self.unknown = converted or has_classes(("other", "root", *free), first, second)
+        composed = any(node.operator in COMPOSED for graph in self.graphs for _, node in graph.walk())
+        self.unknown = converted or composed or has_classes(("other", "root", *free), first, second)
         self.boundings = tuple(Bounding(mode.uninterpreted) for _ in self.graphs)
         self.plans: list[Plan] | None = None
 
