@@ -18,8 +18,8 @@ def _averaged(im: Importer, out: str, x: str, axes: Any = None, keep: bool = Fal
 
 
 def _largest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False) -> Any:
-    if out == "bool":
-        return im.cast(_largest(im, "int32", im.cast(x, "int32"), axes, keep), out)
+    if out == "bool":  # of nothing the least uint8, which is False
+        return im.cast(_largest(im, "uint8", im.cast(x, "uint8"), axes, keep), out)
     return im.reduce("reduce_max", x, _axes(im, x, axes), keep)
 
 

@@ -85,7 +85,8 @@ def as_recurrent(graph: Graph, node: Node) -> Recurrent:
     values, cell, codes = operands_of(node), CELLS[target], target == CODES
     tile = graph.tile(values["r"])
     directions, hidden = tile.shape[0], tile.shape[1 if codes else 2]
-    if not isinstance(directions, int) or not isinstance(hidden, int) or not hidden:
+    inputs = graph.tile(values["w"]).shape[1 if codes else 2]
+    if not (isinstance(directions, int) and isinstance(hidden, int) and isinstance(inputs, int) and hidden):
         raise ShapeError("its weights have open sizes")
     if "p" in values or any(stated.get(name, value) != value for name, value in PLAIN.items()):
         raise ShapeError("it has peepholes, a clip, coupled gates or another layout")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,8 +42,19 @@ def evaluate(
     for node in graph.inputs:
         match_shape(node.tile.shape, np.shape(given[node.name]) or (), f"input {node.name!r}", sizes)
     values = [_operand(node, given[node.name]) for node in graph.inputs]
-    results = tuple(np.asarray(value) for value in interpret(bind(graph, sizes), values, NUMERIC))
+    results = tuple(np.asarray(value) for value in interpret(bind(graph, sizes), values, _KEPT))
     return results[0] if len(results) == 1 else results
+
+
+def _kept(node: Node, value: Any) -> Any:
+    """Return a computed value; the greatest of no integers is the least of their type."""
+    name = node.tile.ttype.name if node.operator == "reduce_max" else ""
+    if not re.fullmatch(r"u?int(8|16|32|64)", name):
+        return value
+    return np.where(np.isneginf(value), float(np.iinfo(name).min), value)
+
+
+_KEPT = replace(NUMERIC, keep=_kept)
 
 
 def _by_name(graph: Graph, inputs: Mapping[str, Operand] | Sequence[Operand]) -> dict[str, Operand]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from onnx.parser import parse_model
 from torch import Tensor
 
 import ladder
@@ -62,3 +63,17 @@ def test_joins_lose_parts_without_elements(parts: str, left: int) -> None:
     joins = [node for node in found.nodes if node.operator == "concat"]
     assert len(joins) == left
     assert all(0 not in found.tile(value).shape for node in joins for value in node.inputs)
+
+
+@pytest.mark.parametrize("rows", ["n", 0])
+@pytest.mark.parametrize(("given", "least"), [("bool", 0), ("uint8", 0), ("int8", -128), ("int32", -(2**31))])
+def test_the_greatest_of_nothing_is_the_least_of_its_type(given: str, least: int, rows: object) -> None:
+    """Bytes are computed in int32, of which the least was taken; of bool that was True."""
+    text = f"""<ir_version: 9, opset_import: ["" : 20]>
+      g ({given}[2, {rows}, 4] x) => (bool[2, 1, 4] m, int64[2, 1, 4] y) {{
+        axis = Constant <value_ints = [1]> ()  most = ReduceMax (x, axis)
+        m = Cast <to = 9> (most)  y = Cast <to = 7> (most)
+      }}"""
+    found = ladder.compile(parse_model(text))(torch.zeros(2, 0, 4, dtype=getattr(torch, given)))
+    assert found[0].unique().tolist() == [least != 0]
+    assert found[1].unique().tolist() == [least]

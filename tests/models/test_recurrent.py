@@ -59,6 +59,19 @@ def layer(operator: str, hidden: int, direction: str, given: tuple[str, ...], mo
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
+def test_inputs_of_open_width() -> None:
+    """Stored weights say how wide they are."""
+    model = layer("GRU", 5, "reverse", (), {})
+    x = torch.randn(3, 2, 8)
+    known = tree_leaves(ladder.compile(model)(x))[:1]
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "width"
+    fast = ladder.compile(model)
+    torch.testing.assert_close(tree_leaves(fast(x))[:1], known)
+    assert "ladder recurrent" in str(fast.plan())
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fast(x[..., 1:])
+
+
 def arguments(model: Any, steps: int, batch: int) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(steps)
     found = {}

@@ -254,7 +254,8 @@ class Reduction:
         self.dtype = computed_type(node.tile.ttype.name)
         self.lower = nest.values.lowering(COMBINE[node.operator])
         self.index, self.register = index, nest.register
-        self.neutral = tirx.const(0, self.dtype) if node.operator == "reduce_sum" else least(self.dtype)
+        name = node.tile.ttype.name
+        self.neutral = tirx.const(0, self.dtype) if node.operator == "reduce_sum" else least(name)
 
     def combine(self, total: Expr, value: Expr) -> Expr:
         """Return a total with one more value; what the next total waits for is as short as may be."""
@@ -277,9 +278,10 @@ def middle(comparisons: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:
     return alike[len(alike) // 2]
 
 
-def least(dtype: str) -> Expr:
-    """Return what no number of a type is less than."""
-    return tirx.const(float("-inf"), dtype) if dtype.startswith("float") else tirx.min_value(dtype)
+def least(name: str) -> Expr:
+    """Return what no number of a type is less than, in the type that it is computed in."""
+    dtype = computed_type(name)
+    return tirx.const(float("-inf") if dtype.startswith("float") else tirx.min_value(name).value, dtype)
 
 
 def uses(expression: Expr, variables: Sequence[Any]) -> bool:

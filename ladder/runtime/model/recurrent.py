@@ -55,7 +55,7 @@ def recurrent_jobs(graph: Graph, device: TileDevice) -> list[Job]:
     own = recurrent_job(graph, device)
     if form.codes:
         return [own]
-    inputs = graph.tile(operands_of(node)["x"]).shape[2]
+    inputs = graph.tile(operands_of(node)["w"]).shape[2]
     return [own, rows_job(gates_graph(form, int(str(inputs))), device)]
 
 
