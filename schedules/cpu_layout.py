@@ -28,6 +28,9 @@ UNIT = 32
 PAD_ROWS = 128
 """N is padded to this many rows, so that every schedule's row blocks divide it."""
 
+SUPER_BLOCK = 256
+"""Columns whose groups have scales that are multiples of one number, in GGUF's K-quants."""
+
 LANES = 16
 """32-bit lanes of the vectors in which kernels think (narrower machines split them)."""
 
@@ -100,6 +103,12 @@ class CpuLayout:
         small = self.padded_group < UNIT
         columns = {} if self.group == self.padded_group else {"k": UNIT // 2 if small else UNIT}
         return {"n": PAD_ROWS, **({"g": UNIT // self.padded_group} if small else {}), **columns}
+
+    @property
+    def factored(self) -> int:
+        """Groups of a super-block whose scales may be stored as factors, 0 if none are: 256 columns."""
+        fits = self.group == self.padded_group and self.group in (UNIT // 2, UNIT)
+        return SUPER_BLOCK // self.group if fits else 0
 
     def groups(self, k: int) -> int:
         """Return the number of groups of packed scales (even where a unit holds two)."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tile_types.arrays import (
@@ -28,6 +28,7 @@ from tile_types.errors import (
     unknown_name,
     whole_number,
 )
+from tile_types.factored import Factored
 from tile_types.identity import VALUES, own_values, require_values
 from tile_types.library import get_type, own_types
 from tile_types.packing import pack_codes, storage_dtype, storage_extent, unpack_codes, with_constant
@@ -74,6 +75,8 @@ class QuantizedTensor:
         Shaped as scale, added after scaling (GGUF's minima), or None.
     columns
         int32 [K], or None: stored column i is column ``columns[i]`` of the matrix (GPTQ's ``desc_act``).
+    factors
+        ``"scale"`` and ``"offset"`` as products, where they are read so (`factored`). They are not stored.
 
     Raises
     ------
@@ -93,6 +96,7 @@ class QuantizedTensor:
     type_name: str = ""
     offset: Array | None = None
     columns: Array | None = None
+    factors: Mapping[str, Factored] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.type_name:
@@ -158,6 +162,11 @@ class QuantizedTensor:
         arrays = [a for a in (getattr(self, name) for name in _ARRAYS) if a is not None]
         total = sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
         return int(total) + (4 if self.tensor_scale is not None else 0)
+
+    def factored(self, name: str) -> Factored | None:
+        """Return the factors of the scales or offsets, unless these have been replaced since."""
+        found = self.factors.get(name)
+        return found if found is not None and found.products is getattr(self, name) else None
 
     def codes(self) -> Array:
         """Return the codes [N, K]: uint8, or uint16 / uint32 for wider types."""
@@ -302,7 +311,8 @@ class QuantizedTensor:
             xp = arrays_of(array)
             if xp.is_float(array) and array.dtype.itemsize == 1:
                 arrays[name] = xp.view(array, "uint8")
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ARRAYS}
+        names = [f.name for f in fields(self) if f.name not in (*_ARRAYS, "factors")]
+        plain = {name: getattr(self, name) for name in names}
         plain |= {"ttype": self.ttype.name, "shape": list(self.shape), "block": list(self.block)}
         own = own_values(self.ttype, *(found for found in own_types() if found.name == self.type_name))
         values = {VALUES: own} if own else {}
@@ -310,7 +320,8 @@ class QuantizedTensor:
 
     def __getstate__(self) -> dict[str, Any]:
         """Copy and pickle arrays as bytes, see `portable`."""
-        return {name: portable(each) if _is_array(name, each) else each for name, each in vars(self).items()}
+        state = {**vars(self), "factors": {}}
+        return {name: portable(each) if _is_array(name, each) else each for name, each in state.items()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Invert `__getstate__`."""

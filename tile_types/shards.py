@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tile_types.arrays import Array, arrays_of
 from tile_types.errors import ShapeError
+from tile_types.factored import Factored
 from tile_types.packing import pack_codes
 from tile_types.quantized import QuantizedTensor
 
@@ -141,8 +142,13 @@ def taken_rows(weight: QuantizedTensor, rows: Sequence[int]) -> QuantizedTensor:
     if weight.block[ROWS] != 1:
         raise ShapeError(f"{weight.type_name} {list(weight.shape)}: {weight.block[ROWS]} rows share a scale")
     shape = len(rows), weight.shape[COLUMNS]
-    storage = _taken(weight.storage, ROWS, rows)
-    return replace(weight, shape=shape, storage=storage, **_per_group(weight, ROWS, rows))
+    storage, arrays = _taken(weight.storage, ROWS, rows), _per_group(weight, ROWS, rows)
+    kept = {name: each for name in ("scale", "offset") if (each := weight.factored(name)) is not None}
+    factors = {
+        name: Factored(arrays[name], *(_taken(array, ROWS, rows) for array in (each.number, each.integers)))
+        for name, each in kept.items()
+    }
+    return replace(weight, shape=shape, storage=storage, factors=factors, **arrays)
 
 
 def joined(weights: Sequence[QuantizedTensor]) -> QuantizedTensor:

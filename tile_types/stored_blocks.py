@@ -54,6 +54,11 @@ class Factors:
     less: int = 0
     times: float = 1.0
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the number times `times` is a float16 number, too: then factors are kept."""
+        return abs(self.times) == 1.0
+
 
 @dataclass(frozen=True)
 class Octets:

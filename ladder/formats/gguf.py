@@ -25,6 +25,7 @@ from ladder.formats.repack import taken_apart
 from tile_types import QuantizedTensor, get_type
 from tile_types.arrays import torch_dtype
 from tile_types.errors import CheckpointError
+from tile_types.factored import Factored
 
 if TYPE_CHECKING:
     import torch
@@ -278,7 +279,12 @@ def _matrix(row: BlockType, octets: torch.Tensor, k: int, factor: float | None) 
     import torch
 
     storage, numbers = taken_apart(row.name, row.form, octets, row.tables(), row.before)
-    scale, *offsets = numbers
+    factors = {
+        name: each
+        for name, each in zip(("scale", "offset"), numbers, strict=False)
+        if isinstance(each, Factored)
+    }
+    scale, *offsets = (each.products if isinstance(each, Factored) else each for each in numbers)
     native = torch_dtype(row.scale)
     if scale.dtype == torch.uint8:
         scale = (row.changed(scale) if row.changed is not None else scale).view(native)
@@ -293,6 +299,7 @@ def _matrix(row: BlockType, octets: torch.Tensor, k: int, factor: float | None) 
         offset=None if not offsets else offsets[0] if factor is None else offsets[0] * factor,
         tensor_scale=factor,
         type_name={"mxfp4": "mxfp4", "nvfp4": "nvfp4"}.get(row.name, ""),
+        factors=factors,
     )
 
 

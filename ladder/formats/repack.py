@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.runtime import native
 from ladder.runtime.allocate import empty
+from tile_types.factored import Factored
 from tile_types.packing import is_dense, storage_extent
 from tile_types.stored_blocks import Factors, StoredBlocks
 
@@ -26,15 +27,15 @@ def taken_apart(
     octets: torch.Tensor,
     tables: Sequence[Any],
     before: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+) -> tuple[torch.Tensor, list[torch.Tensor | Factored]]:
     """Take the blocks of a matrix apart.
 
     name: Of their type.
     octets: uint8 ``[N, blocks, bytes]``.
     tables: The rows of look-ups, numpy's uint64.
     before: Rewrites some rows first.
-    Returns: The codes in canonical storage ``[N, ...]``, and each number: float32 ``[N, groups]``, or the
-        bytes ``[N, blocks * count]``.
+    Returns: The codes in canonical storage ``[N, ...]``, and each number: float32 ``[N, groups]``, alone or
+        with its factors, or the bytes ``[N, blocks * count]``.
     """
     import torch
 
@@ -48,17 +49,19 @@ def taken_apart(
     step = max(1, native.MOST_BYTES // max(blocks * nbytes, codes.stride(0) * codes.element_size()))
     for first in range(0, rows, step):
         part = octets[first : first + step]
-        targets = [array[first : first + step] for array in (codes, *numbers)]
+        targets = [array[first : first + step] for array in (codes, *(a for room in numbers for a in room))]
         kernel(before(part) if before is not None else part, *given, *targets)
-    return codes, numbers
+    return codes, [Factored(*room) if len(room) > 1 else room[0] for room in numbers]
 
 
-def _room(part: Any, rows: int, blocks: int) -> torch.Tensor:
+def _room(part: Any, rows: int, blocks: int) -> list[torch.Tensor]:
     import torch
 
-    if isinstance(part, Factors):
-        return empty(rows, blocks * len(part.integers), dtype=torch.float32)
-    return empty(rows, blocks * part.count, dtype=torch.uint8)
+    if not isinstance(part, Factors):
+        return [empty(rows, blocks * part.count, dtype=torch.uint8)]
+    groups = blocks * len(part.integers)
+    kept = [(blocks, torch.float16), (groups, torch.int8)] if part.is_kept else []
+    return [empty(rows, extent, dtype=dtype) for extent, dtype in [(groups, torch.float32), *kept]]
 
 
 def transposed_words(words: torch.Tensor, flip: int = 0) -> torch.Tensor:

@@ -31,6 +31,7 @@ from ladder.formats.checkpoint import Checkpoint, load_checkpoint
 from ladder.formats.files import Stored, require
 from ladder.formats.gguf import SCALE, SPLIT
 from ladder.formats.layer import Format, Layer
+from ladder.runtime.allocate import empty
 from ladder.runtime.threads import torch_together
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError
@@ -43,6 +44,9 @@ INPUTS = ".input_scale"
 """Suffix of what llama.cpp quantizes a layer's inputs by, where it does."""
 
 HEAD = "output.weight"
+
+MOST_VALUES = 1 << 22
+"""Values of embeddings that are dequantized at a time."""
 
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
@@ -125,7 +129,10 @@ def _divided(
             raise CheckpointError(f"{checkpoint.path}: {type(model).__name__} has no place for {stored}")
         found = _kept(checkpoint, stored, name, model, rows_of)
         layers |= found
-        if not found:
+        table = None if found else _table(checkpoint, stored, wanted[name].shape, dtype, rows_of)
+        if table is not None:
+            values[name] = table
+        elif not found:
             value = checkpoint.dequantize(stored, torch.float32).numpy()
             changed = torch.from_numpy(np.ascontiguousarray(_process(processor, value, stored)))
             have, want = list(changed.shape), list(wanted[name].shape)
@@ -133,6 +140,29 @@ def _divided(
             parts = zip(_members(stored, name, len(value)), changed, strict=True) if value.ndim == 3 else ()
             values |= {member: part.to(dtype) for member, part in parts} or {name: changed.to(dtype)}
     return replace(checkpoint, layers=layers, plain={}), values
+
+
+def _table(
+    checkpoint: Checkpoint, stored: str, shape: Sequence[int], dtype: torch.dtype, rows_of: Rows
+) -> torch.Tensor | None:
+    """Return the values of a matrix whose rows lie as the model has them: embeddings, some rows at a time."""
+    layers = {stored: checkpoint.layers[stored]} if stored in checkpoint.layers else {}
+    parts = [layer.parts for _, layer in layers.values()] or [{"": checkpoint.plain[stored]}]
+    part = parts[0][""]
+    if len(shape) != 2 or checkpoint.entry(stored).shape != tuple(shape) or not isinstance(part, Stored):
+        return None
+    if len(parts[0]) > 1 or rows_of(stored, shape, False) != list(range(shape[0])):
+        return None
+    result, step = empty(*shape, dtype=dtype), max(1, MOST_VALUES // max(1, shape[1]))
+    for first in range(0, shape[0], step):
+        count = min(step, shape[0] - first)
+        begin = part.begin + first * (part.nbytes // shape[0])
+        some = replace(part, shape=(count, *part.shape[1:]), begin=begin)
+        read = {name: (form, replace(layer, parts={"": some})) for name, (form, layer) in layers.items()}
+        alone = replace(checkpoint, layers=read, plain={} if read else {stored: some})
+        result[first : first + count] = alone.dequantize(stored, torch.float32).to(dtype)
+        some.file.release(begin, some.nbytes)
+    return result
 
 
 def _is_skipped(stored: str) -> bool:

@@ -46,7 +46,7 @@ def pack_experts(gemm: Gemm, device: TileDevice, weights: Sequence[QuantizedTens
     arrays: dict[str, torch.Tensor] = {}
     for index, weight in enumerate(weights):
         try:
-            part = pack(single(gemm), device, weight)
+            part = pack(single(gemm), device, replace(weight, factors={}))
         except ShapeError as error:
             error.add_note(f"it is the weight of expert {index}")
             raise

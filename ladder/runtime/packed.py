@@ -15,6 +15,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
 from ladder.runtime.threads import torch_together
+from schedules.cpu_layout import cpu_layout
 from tile_types.arrays import arrays_of, from_portable, portable
 from tile_types.errors import ArtifactError, ConversionError, ShapeError, TypeValuesError, require_kind
 from tile_types.forms import is_arithmetic
@@ -44,8 +45,9 @@ GPU = "cuda"
 PACKING = 2
 """Form of packed weights for GPUs. Raise it when a type that ships is packed in another order of bits."""
 
-CPU_PACKING = 3
-"""Form of packed weights for CPUs, alike; in older ones, scales and zero points were numbers of 4 bytes."""
+CPU_PACKING, FACTORED = 3, 4
+"""Form of packed weights for CPUs, alike, and that of factored scales; in older ones, scales and zero points
+were numbers of 4 bytes."""
 
 
 def layout_of(gemm: Gemm, family: str, order: str = "") -> str:
@@ -128,6 +130,15 @@ class PackedWeight:
         return sum(array.nbytes for array in self.arrays.values())
 
     @property
+    def is_factored(self) -> bool:
+        """Whether scales, and offsets in place of zero points, are factors (`cpu.pack.factors_of`)."""
+        from ladder.lower.cpu.pack import HALF
+
+        scales = self.arrays.get("scales")
+        count = cpu_layout(self.gemm).factored if self.family != GPU else 0
+        return bool(count) and scales is not None and scales.shape[-1] == HALF + count
+
+    @property
     def device(self) -> torch.device:
         """Where the arrays live."""
         return self.tensors[0].device
@@ -158,7 +169,7 @@ class PackedWeight:
         fields = {"gemm": asdict(self.gemm), "family": self.family, "order": list(self.arrays)}
         own = own_values(self.gemm.weight)
         values = {VALUES: own} if own else {}
-        form = form_of(self.gemm, self.family)
+        form = FACTORED if self.is_factored else form_of(self.gemm, self.family)
         return json.dumps({**fields, "packing": form, "bits": self.order, **values})
 
     def to_bytes(self) -> bytes:
@@ -197,7 +208,7 @@ class PackedWeight:
         require_values(fields.get(VALUES))
         gemm, form = gemm_from_dict(fields["gemm"]), fields.get("packing")
         read = form_of(gemm, fields["family"])
-        if form != read:
+        if form != read and not (form == FACTORED and fields["family"] != GPU):
             whose = "GPUs" if fields["family"] == GPU else "CPUs"
             raise ArtifactError(
                 f"the weight was packed for {whose} in form {form}, but form {read}"
@@ -243,14 +254,16 @@ def pack(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> PackedWeigh
     Raises ShapeError if the matrix is not the one the problem speaks of.
     Raises ConversionError if it has codes whose values, such as NaN, the device's operand type lacks.
     """
+    from ladder.lower import cpu
+
     large = weight.shape[0] * weight.shape[1] >= LARGE
     with torch_together() if large else nullcontext():
-        weight = as_multiple(weight.without_offset(), gemm.weight)
+        if device.is_gpu or not cpu.factors_of(gemm, weight):
+            weight = as_multiple(weight.without_offset(), gemm.weight)
         _check_weight(gemm, weight)
         _check_codes(weight, _operand_type(gemm, device), device)
         if device.is_gpu:
             return PackedWeight(gemm, GPU, _fragments(gemm, device, weight), own_order(gemm, device))
-        from ladder.lower import cpu
         from ladder.runtime.cpu_words import pack_words, transposed
 
         return PackedWeight(gemm, "cpu", cpu.pack(gemm, weight, pack_words, transposed))
@@ -262,7 +275,7 @@ LARGE = 1 << 22
 
 def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
     """Compare the matrix with the problem."""
-    zero = weight.zero_kind
+    zero = weight.zero_kind if weight.offset is None else "float"
     found = {"N": weight.shape[0], "K": weight.shape[1], "type": own_name(weight.ttype.name), "zero": zero}
     wanted = {"N": gemm.n, "K": gemm.k, "type": own_name(gemm.weight), "zero": gemm.zero}
     wrong = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ladder.lower.cpu.pack import numbers_of, offset_of, recoding_of
+from ladder.lower.cpu.pack import numbers_of, offset_of, recoding_of, unpacked_factors
 from ladder.runtime import cpu_words
 from ladder.runtime.packed import PackedWeight
 from schedules.cpu_layout import WIDEST, CpuLayout, cpu_layout
@@ -23,7 +23,7 @@ class Recovery:
 
     fields: Of the `QuantizedTensor`, without the codes and what else is found again.
     flip: Bits that packing inverted in every code.
-    found: Name of the array that is found again, ``scale`` or ``zero`` -> its element type.
+    found: Name of the array that is found again, ``scale``, ``zero`` or ``offset`` -> its element type.
     """
 
     fields: Mapping[str, Any]
@@ -34,6 +34,11 @@ class Recovery:
         """Return the canonical weight."""
         (n, k), layout = self.fields["shape"], cpu_layout(packed.gemm)
         storage = cpu_words.unpacked_words(layout, packed.arrays["words"], n, k, self.flip)
+        if packed.is_factored:
+            stored = {"scale": packed.arrays["scales"], "offset": packed.arrays.get("zeros")}
+            factors = {name: unpacked_factors(each, n) for name, each in stored.items() if each is not None}
+            products = {name: each.products for name, each in factors.items()}
+            return QuantizedTensor(storage=storage, factors=factors, **products, **self.fields)
         arrays: dict[str, Any] = {name: self._array(layout, packed, name) for name in self.found}
         return QuantizedTensor(storage=storage, **arrays, **self.fields)
 
@@ -76,7 +81,7 @@ def recovery(packed: PackedWeight, weight: QuantizedTensor) -> Recovery | None:
         return None
     found = _found_again(packed, weight)
     kept = {field.name: getattr(weight, field.name) for field in fields(weight)}
-    kept = {name: each for name, each in kept.items() if name != "storage" and name not in found}
+    kept = {name: each for name, each in kept.items() if name not in ("storage", "factors", *found)}
     return Recovery(kept, change.flip, found)
 
 
@@ -90,6 +95,9 @@ def _found_again(packed: PackedWeight, weight: QuantizedTensor) -> dict[str, tor
     """Return which arrays are packed without loss, one number for each row of the weight."""
     import torch
 
+    if packed.is_factored:
+        names = [name for name in ("scale", "offset") if getattr(weight, name) is not None]
+        return dict.fromkeys(names, torch.float32)
     plain = weight.block[0] == 1 and weight.tensor_scale is None and weight.offset is None
     wide = torch.float16, torch.bfloat16, torch.float32
     found = {}

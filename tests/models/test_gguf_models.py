@@ -147,11 +147,33 @@ def test_orders_of_rows_are_found_once(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(gguf_models, "_process", counted)
     path = written("llama", tmp_path / "m.gguf")
     _, _, found, _ = gguf_models.model_of(AUTO, path, torch.float32)
-    assert len(tried) == 8, tried
+    assert len(tried) == 9, tried
     stored = ladder.load_checkpoint(path)
     for ours, theirs in (("mlp.up_proj", "ffn_up"), ("self_attn.v_proj", "attn_v")):
         form, _ = found.layers[f"model.layers.1.{ours}.weight"]
         assert form is stored.layers[f"blk.1.{theirs}.weight"][0]
+
+
+@pytest.mark.parametrize("most", [1, 300, 1 << 22])
+def test_embeddings_are_dequantized_some_rows_at_a_time(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_models, "MOST_VALUES", most)
+    path = written("llama", tmp_path / "model.gguf")
+    stored, read = ladder.load_checkpoint(path), list[int]()
+    whole = stored.dequantize("token_embd.weight", torch.float32)
+    dequantize = gguf_models.Checkpoint.dequantize
+
+    def noted(self: Any, name: str, dtype: Any = None) -> torch.Tensor:
+        found = dequantize(self, name, dtype)
+        read.extend([found.numel()] * (name == "token_embd.weight"))
+        return found
+
+    monkeypatch.setattr(gguf_models.Checkpoint, "dequantize", noted)
+    values = gguf_models.model_of(AUTO, path, torch.float16)[3]
+    assert torch.equal(values["model.embed_tokens.weight"], whole.half())
+    assert max(read) <= max(most, whole.shape[1])
+    assert sum(read) == whole.numel()
 
 
 def test_names_are_those_of_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

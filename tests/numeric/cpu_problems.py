@@ -12,6 +12,7 @@ from ladder.lower import cpu
 from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import compile_module
 from tile_types import QuantizedTensor, get_type
+from tile_types.factored import Factored
 
 DTYPES = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
@@ -58,6 +59,27 @@ def problem(weight, activation, n, k, group=0, *, zero="none", output="float32",
     values = values * np.repeat(scale.astype(np.float64), width, 1)[:, :k]
     gemm = Gemm(n, k, weight, activation, output, width, group != 0, zero, **rest)
     return Problem(gemm, quantized, values)
+
+
+def factored(ttype, shape, group, *, offset=True, vanishing=False):
+    """Draw a matrix whose scales and offsets are factors as in GGUF's K-quants.
+
+    vanishing: Whether two groups of each row are zero.
+    """
+    random, found, (n, k) = torch.Generator().manual_seed(group), {}, shape
+    element = get_type(ttype)
+    codes = torch.randint(0, 1 << element.elem_bits, shape, generator=random).byte()
+    for name in ("scale", "offset")[: 1 + offset]:
+        number = (torch.rand(n, k // 256, generator=random) - 0.5).half()
+        integers = torch.randint(-128, 128, (n, k // group), generator=random).to(torch.int8)
+        integers[integers == 0] = 1
+        integers[:, 3:5] *= not vanishing
+        products = number.float().repeat_interleave(256 // group, 1) * integers
+        found[name] = Factored(products, number, integers)
+    arrays = {name: each.products for name, each in found.items()}
+    return QuantizedTensor.from_codes(
+        codes, element, (1, group), scale_type="float32", factors=found, **arrays
+    )
 
 
 def activations(gemm, m, seed=1):

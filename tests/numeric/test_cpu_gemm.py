@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,13 +13,23 @@ from ladder.ir.program import operand_type
 from ladder.lower import cpu
 from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import compile_module
+from ladder.runtime.model.joined import numbers_side_by_side
+from schedules.cpu_layout import cpu_layout
 from schedules.cpu_policy import cpu_candidates, proposal
 from schedules.instructions import INSTRUCTIONS, RECIPES
 from targets import get_device, host_cpu
-from tests.numeric.cpu_problems import BOUNDS, activations, compile_entries, problem, relative_error
+from tests.numeric.cpu_problems import (
+    BOUNDS,
+    activations,
+    compile_entries,
+    factored,
+    problem,
+    relative_error,
+)
 from tile_types import QuantizedTensor, TType, get_type, list_types, register_type
 from tile_types.errors import DTypeError, ScheduleError
 from tile_types.forms import choices
+from tile_types.shards import taken_rows
 
 HOST = host_cpu()
 PORTABLE = get_device("cpu/avx2" if "avx2" in HOST.features else "cpu/dotprod")
@@ -338,3 +350,66 @@ def test_portable_kernels_compile_for_arm() -> None:
         {"entry": emit(case.gemm, arm, proposal(case.gemm, arm, "fma", 4, 16), "entry")}, arm
     )
     assert "fmla" in module.mod.inspect_source("asm")
+
+
+FACTORED = {
+    # type of codes, group: whether there are offsets
+    ("uint4", 32): True,
+    ("uint2", 16): True,
+    ("int6", 16): False,
+}
+
+
+@pytest.mark.parametrize("vanishing", [False, True])
+@pytest.mark.parametrize("activation", ["bfloat16", "float32", "int8"])
+@pytest.mark.parametrize(("ttype", "group"), FACTORED)
+def test_factors_give_the_products_of_their_scales(
+    ttype: str, group: int, activation: str, vanishing: bool
+) -> None:
+    """They take the bytes of the factors, and products are bit for bit those of scales and zero points."""
+    offset = FACTORED[ttype, group]
+    weight = factored(ttype, (N, 512), group, offset=offset, vanishing=vanishing)
+    plain = replace(weight, factors={}).without_offset()
+    gemm = problem(ttype, activation, N, 512, group, zero="float" if offset else "none").gemm
+    small, large = cpu.pack(gemm, weight), cpu.pack(gemm, plain)
+    blocks = 512 // 256 * cpu_layout(gemm).padded_n(N)
+    assert small["scales"].nbytes == blocks * (2 + 256 // group)
+    assert large["scales"].nbytes == blocks * 4 * 256 // group
+    shown = weight.dequantize("float64")
+    for entry in compile_entries(gemm, HOST, cores(HOST, gemm)):
+        for m in (1, 3, 33):
+            x, results = activations(gemm, m), (torch.empty(m, N), torch.empty(m, N))
+            for packed, y in zip((small, large), results, strict=True):
+                entry(x, *packed.values(), y)
+            assert vanishing or torch.equal(*results)
+            size = x.double().abs() @ shown.abs().T
+            assert ((results[0] - x.double() @ shown.T).abs() <= 2e-5 * size).all()
+
+
+def test_a_scale_of_zero_beside_an_offset_is_no_factor() -> None:
+    """No zero point gives the offset of a group whose scale is zero: codes and scales change instead."""
+    gemm = problem("uint4", "float32", N, 512, 32, zero="float").gemm
+    assert cpu.factors_of(gemm, factored("uint4", (N, 512), 32, vanishing=True))
+    weight = factored("uint4", (N, 512), 32)
+    weight.factors["scale"].integers[5, 3] = 0
+    weight.scale[5, 3] = 0
+    assert not cpu.factors_of(gemm, weight)
+
+
+def test_factors_side_by_side_are_those_of_the_whole() -> None:
+    """So plans join weights; of factors beside none, scales and zero points are made."""
+    gemm = problem("uint4", "float32", 128, 512, 32, zero="float").gemm
+    whole = factored("uint4", (256, 512), 32)
+    parts = [taken_rows(whole, range(first, first + 128)) for first in (0, 128)]
+    packed = [cpu.pack(gemm, part) for part in parts]
+    plain = cpu.pack(gemm, replace(parts[1], factors={}).without_offset())
+
+    def joined(*arrays: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        scales, zeros = ([each[name] for each in arrays] for name in ("scales", "zeros"))
+        return [numbers_side_by_side(scales, "float32"), numbers_side_by_side(zeros, "float32", scales)]
+
+    wide = replace(gemm, n=256)
+    for found, given in (joined(*packed), whole), (joined(packed[0], plain), replace(whole, factors={})):
+        wanted = cpu.pack(wide, given if given.factors else given.without_offset())
+        assert torch.equal(found[0], wanted["scales"])
+        assert torch.equal(found[1], wanted["zeros"])

@@ -26,6 +26,7 @@ from ladder.simulate.fused import simulate_fused
 from ladder.superopt.generator import Database, Limits, Program, get_program, instantiate, search
 from ladder.superopt.generator.stored import identity
 from targets import get_device, host_cpu
+from tests.numeric.cpu_problems import factored
 from tile_types import quantize
 from tile_types.errors import (
     ConversionError,
@@ -184,6 +185,19 @@ def test_quantized_weights_on_the_cpu(weight: str, cache: None) -> None:
     x, tile = draw(4, 256), case.graph.inputs[1].tile
     stored = quantize(draw(*tile.known_shape), tile.ttype)
     packed = pack(gemm_of(tile.ttype, tile.known_shape, "float16"), host_cpu(), stored)
+    fused = Fused.build(Lowering(case.graph, (BlockSchedule(),)), host_cpu())
+    exact = case.meaning(x.double().numpy(), stored.dequantize().double().numpy().T)
+    assert np.linalg.norm(fused(x, packed).double().numpy() - exact) <= 5e-4 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(("weight", "group"), [("uint4_g32_zf", 32), ("uint2_g16_zf", 16), ("int6_g16", 16)])
+def test_factored_scales_on_the_cpu(weight: str, group: int, cache: None) -> None:
+    case = graphs.rmsnorm_matmul(4, 256, 128, 64, 64, weight)
+    x, tile = draw(4, 256), case.graph.inputs[1].tile
+    n, k = tile.known_shape[::-1] if tile.known_shape[0] == 256 else tile.known_shape
+    stored = factored(tile.ttype.element, (n, k), group, offset=weight.endswith("zf"), vanishing=True)
+    packed = pack(gemm_of(tile.ttype, tile.known_shape, "float16"), host_cpu(), stored)
+    assert packed.is_factored
     fused = Fused.build(Lowering(case.graph, (BlockSchedule(),)), host_cpu())
     exact = case.meaning(x.double().numpy(), stored.dequantize().double().numpy().T)
     assert np.linalg.norm(fused(x, packed).double().numpy() - exact) <= 5e-4 * np.linalg.norm(exact)

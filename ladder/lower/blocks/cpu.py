@@ -26,7 +26,7 @@ from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram, GridPlace, gemm_of
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS
-from ladder.lower.cpu.pack import NUMBERS, computed_as
+from ladder.lower.cpu.pack import HALF, NUMBERS, computed_as
 from schedules.cpu_layout import LANES, ROWS, UNIT, cpu_layout
 from targets import TileDevice
 from tile_types import TirOps, get_type
@@ -69,15 +69,35 @@ class PackedMatrix:
         place = column if whole else group * layout.padded_group + column % layout.group
         at = group * layout.padded_n(self.gemm.n) + row
         number = T.Cast("float32", get_type(self.gemm.weight).evaluate(self._code(row, place), TirOps()))
-        number = number if self.zeros is None else number - self._number("zero", self.zeros, at)
-        if self.scales is None:
-            return number * self.row_scale[row]
-        return number * self._number("scale", self.scales, at)
+        scale = None if self.scales is None else self._number("scale", self.scales, at)
+        if self.zeros is not None:
+            number = number - self._number("zero", self.zeros, at, scale)
+        return number * (self.row_scale[row] if scale is None else scale)
 
-    def _number(self, name: str, stored: Any, at: Expr) -> Expr:
+    def _product(self, stored: Any, at: Expr) -> tuple[Expr, Expr]:
+        """Return whether numbers are stored as factors, and number ``at`` if so."""
+        layout = cpu_layout(self.gemm)
+        count, rows, groups = layout.factored, layout.padded_n(self.gemm.n), layout.groups(self.gemm.k)
+        group, row = T.floordiv(at, rows), T.floormod(at, rows)
+        start = T.floordiv(group, count) * (rows * (HALF + count))
+
+        def octet(place: Expr) -> Expr:
+            return stored[tirx.min(place, stored.shape[0] - 1)]
+
+        low, high = (T.Cast("uint16", octet(start + HALF * row + byte)) for byte in range(HALF))
+        half = T.reinterpret("float16", T.bitwise_or(low, T.shift_left(high, T.uint16(8))))
+        inner = T.floormod(group, count)
+        place = start + HALF * rows + (T.floordiv(inner, 4) * rows + row) * 4 + T.floormod(inner, 4)
+        integer = T.reinterpret("int8", octet(place))
+        is_stored = stored.shape[0] * count == groups * rows * (HALF + count)
+        return is_stored, T.Cast("float32", half) * T.Cast("float32", integer)
+
+    def _number(self, name: str, stored: Any, at: Expr, scale: Expr = None) -> Expr:
         """Return number ``at`` of an array whose size tells the type (`ladder.lower.cpu.pack.NUMBERS`).
 
         Bytes that a narrower type lacks are read as its last ones, and then not used.
+
+        scale: Of a zero point.
         """
         layout, wide = cpu_layout(self.gemm), computed_as(self.gemm, name)
         size = T.floordiv(stored.shape[0], layout.groups(self.gemm.k) * layout.padded_n(self.gemm.n))
@@ -91,6 +111,12 @@ class PackedMatrix:
             number = T.reinterpret(kinds[count], bits if count == 4 else T.Cast(f"uint{8 * count}", bits))
             number = T.Cast("float32", number)
             found = number if found is None else tirx.Select(size == count, number, found)
+        if layout.factored and wide == "float32" and (name == "scale" or scale is not None):
+            is_stored, product = self._product(stored, at)
+            if scale is not None:
+                none = T.float32(0)
+                product = tirx.Select(scale == none, none, (none - product) / scale)
+            found = tirx.Select(is_stored, product, found)
         return found
 
     def _code(self, row: Expr, column: Expr) -> Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, cpu_layout
 from tile_types import TType, get_type
 from tile_types.arrays import as_torch
 from tile_types.errors import ShapeError
+from tile_types.factored import Factored
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +80,15 @@ NUMBERS = {
     "float32": {1: "int8", 2: "float16", 4: "float32"},
     "int32": {1: "uint8", 2: "int16", 4: "int32"},
 }
-"""Type that kernels compute with -> bytes of a stored number, the last extent of its array -> its type."""
+"""Type that kernels compute with -> bytes of a stored number, the last extent of its array -> its type.
+
+Scales and offsets of super-blocks are stored as factors, `HALF` bytes more than a super-block has groups: of
+all rows first the float16 numbers, then the integers of the first four groups, of the next, ...
+Such an array of zero points holds offsets: kernels compute the zero points, as `without_offset` does.
+"""
+
+HALF, WIDEST_NUMBER = 2, 4
+"""Bytes of the number of a super-block, and of the widest number that is stored itself."""
 
 
 def computed_as(gemm: Gemm, name: str) -> str:
@@ -121,6 +130,98 @@ def numbers_of(gemm: Gemm, name: str, stored: torch.Tensor) -> torch.Tensor:
     return stored.view(getattr(torch, NUMBERS[computed_as(gemm, name)][stored.shape[-1]]))[..., 0]
 
 
+def factors_of(gemm: Gemm, weight: QuantizedTensor) -> dict[str, Factored]:
+    """Return the scales, and offsets in place of zero points, that are packed as factors: all or none."""
+    factors: dict[str, Factored] = {}
+    layout, wanted = cpu_layout(gemm), {"scale": "scale"}
+    if gemm.zero != "none":
+        wanted["zero"] = "offset"
+    for name, source in wanted.items():
+        found = weight.factored(source)
+        if found is None or found.count != layout.factored or weight.block != (1, layout.group):
+            return {}
+        factors[name] = found
+    shifted = "zero" in factors and layout.lane == 8 and offset_of(gemm.weight) != 0
+    other = weight.ttype.name != gemm.weight or weight.zero is not None or weight.tensor_scale is not None
+    if not gemm.scale or other or shifted:
+        return {}
+    if "zero" in factors and factors["scale"].vanishes:
+        scale, offset = as_torch(weight.scale), as_torch(weight.offset)
+        if bool(((scale == 0) & (offset != 0)).any()):
+            return {}  # no zero point gives the offset of a scale of zero
+    return factors
+
+
+def _super_blocks(layout: CpuLayout, gemm: Gemm, factors: Factored, transpose: Transpose) -> torch.Tensor:
+    """Return the bytes of factors: uint8 ``[super-blocks, N padded, HALF + groups]``."""
+    import torch
+
+    number, integers = as_torch(factors.number), as_torch(factors.integers)
+    (n, blocks), padded, count = number.shape, layout.padded_n(gemm.n), layout.factored
+    make = torch.empty if padded == n else torch.zeros
+    result = make(blocks, (HALF + count) * padded, dtype=torch.uint8, device=number.device)
+    halves, fours = _planes(result, padded)
+    halves[:, :n] = number.t()
+    fours[..., :n] = transpose(integers.contiguous().view(torch.int32)).view(blocks, -1, n)
+    return result.view(blocks, padded, HALF + count)
+
+
+def _planes(stored: torch.Tensor, padded: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return views of packed factors: numbers ``[super-blocks, N]``, and integers, four in an int32."""
+    import torch
+
+    flat = stored.view(len(stored), -1)
+    start = HALF * padded
+    halves, integers = flat[:, :start].view(torch.float16), flat[:, start:].view(torch.int32)
+    return halves, integers.view(len(stored), -1, padded)
+
+
+def factored_numbers(stored: torch.Tensor) -> torch.Tensor:
+    """Return ``[groups, N padded]`` float32 numbers of packed factors."""
+    halves, fours = _planes(stored, stored.shape[1])
+    return (halves.float()[:, None] * _integers(fours)).view(-1, stored.shape[1])
+
+
+def unpacked_factors(stored: torch.Tensor, n: int) -> Factored:
+    """Return the factors that were packed of a matrix of n rows."""
+    halves, fours = _planes(stored, stored.shape[1])
+    found = factored_numbers(stored), halves, _integers(fours).view(-1, stored.shape[1])
+    return Factored(*(each[:, :n].t().contiguous() for each in found))
+
+
+def _integers(fours: torch.Tensor) -> torch.Tensor:
+    """Return int8 ``[super-blocks, groups, N]`` of integers of four groups at a time."""
+    import torch
+
+    blocks, _, padded = fours.shape
+    octets = fours.contiguous().view(torch.int8).view(blocks, -1, padded, 4)
+    return octets.transpose(2, 3).reshape(blocks, -1, padded)
+
+
+def as_plain(stored: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
+    """Return packed factors as bytes of float32 scales, or zero points, ``[groups, N padded, 4]``.
+
+    scales: The packed scales of zero points.
+    """
+    import torch
+
+    numbers = factored_numbers(stored)
+    if scales is not None:
+        divisors = factored_numbers(scales)
+        numbers = torch.where(divisors == 0, 0, -numbers / divisors)
+    return numbers[..., None].contiguous().view(torch.uint8)
+
+
+def factors_side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return packed factors of matrices, rows below rows, as those of one."""
+    import torch
+
+    blocks, _, size = parts[0].shape
+    halves, fours = zip(*(_planes(part, part.shape[1]) for part in parts), strict=True)
+    both = torch.cat(halves, 1), torch.cat(fours, 2).view(blocks, -1)
+    return torch.cat([each.view(torch.uint8) for each in both], 1).view(blocks, -1, size)
+
+
 def pack(
     gemm: Gemm, weight: QuantizedTensor, words: PackWords | None = None, transpose: Transpose = by_torch
 ) -> dict[str, torch.Tensor]:
@@ -132,7 +233,7 @@ def pack(
     transpose: Transposes scales and zero points.
     Returns: ``words`` uint32 [row blocks, units, 16 * bits]; ``scales`` uint8 [groups, N padded, bytes] if
         ``gemm.scale``; ``zeros`` alike unless ``gemm.zero`` is ``"none"`` (`NUMBERS` says of what
-        type); ``row_scale`` float32 [N padded].
+        type, and what both are where `factors_of` has them); ``row_scale`` float32 [N padded].
     Raises ShapeError if a block of several columns does not match ``gemm.group_size``.
     """
     import torch
@@ -141,6 +242,10 @@ def pack(
     element = get_type(gemm.weight)
     arrays = {"words": (words or packed_words)(layout, weight, recoding_of(layout, element))}
     where = arrays["words"].device
+    if factors := factors_of(gemm, weight):
+        packed = {f"{name}s": _super_blocks(layout, gemm, each, transpose) for name, each in factors.items()}
+        row_scale = torch.ones(layout.padded_n(gemm.n), dtype=torch.float32, device=where)
+        return {**arrays, **packed, "row_scale": row_scale}
     factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
     scale = None if weight.scale is None else _rows(weight, weight.scale, factor)
     if gemm.scale:

@@ -32,7 +32,8 @@ def emit_stored_blocks(form: StoredBlocks, name: str) -> Any:
 
     grid, marks: Tables of look-ups: eight codes a row, or four of a grid with two integers.
     codes: Canonical storage of rows: uint8, or uint32 where codes do not fill words.
-    numbers: float32 ``[R, B * integers]`` of factors, or uint8 ``[R, B * count]``.
+    numbers: float32 ``[R, B * integers]`` of factors, where they are kept followed by their numbers
+        float16 ``[R, B]`` and integers int8 ``[R, B * integers]``; or uint8 ``[R, B * count]``.
     """
     dense = is_dense(form.bits)
     per = (8 if dense else 32) // form.bits
@@ -42,7 +43,7 @@ def emit_stored_blocks(form: StoredBlocks, name: str) -> Any:
         octets = b.tensor("octets", (rows, blocks, form.nbytes), "uint8", align=1)
         tables = [b.tensor(s, (n,), "uint64", align=8) for s, n in (("grid", levels), ("marks", signs))]
         codes = b.tensor("codes", (rows, units), "uint8" if dense else "uint32", align=1 if dense else 4)
-        numbers = [_number_tensor(part, at, rows, blocks) for at, part in enumerate(form.numbers)]
+        numbers = [_number_tensors(part, at, rows, blocks) for at, part in enumerate(form.numbers)]
         with v.parallel(rows) as row, b.loop(ceildiv(blocks, chunk)) as step:
             room = None if dense else v.scratch(chunk * form.elements + EIGHT * per, "uint8")
             count = b.bind(tirx.min(chunk, blocks - step * chunk))
@@ -65,10 +66,15 @@ def emit_stored_blocks(form: StoredBlocks, name: str) -> Any:
     return result.func
 
 
-def _number_tensor(part: Factors | Octets, at: int, rows: Expr, blocks: Expr) -> Any:
-    if isinstance(part, Factors):
-        return b.tensor(f"numbers{at}", (rows, blocks * len(part.integers)), "float32", align=4)
-    return b.tensor(f"numbers{at}", (rows, blocks * part.count), "uint8", align=1)
+def _number_tensors(part: Factors | Octets, at: int, rows: Expr, blocks: Expr) -> list[Any]:
+    if not isinstance(part, Factors):
+        return [b.tensor(f"numbers{at}", (rows, blocks * part.count), "uint8", align=1)]
+    each = rows, blocks * len(part.integers)
+    found = [b.tensor(f"numbers{at}", each, "float32", align=4)]
+    if part.is_kept:
+        found.append(b.tensor(f"halves{at}", (rows, blocks), "float16", align=2))
+        found.append(b.tensor(f"integers{at}", each, "int8", align=1))
+    return found
 
 
 def ceildiv(extent: Expr, size: int) -> Expr:
@@ -140,16 +146,22 @@ def _integer(pieces: Pieces, read: Read) -> Expr:
     return b.bind(reduce(or_, parts))
 
 
-def _write_number(part: Factors | Octets, read: Read, target: Any, row: Expr, block: Expr) -> None:
+def _write_number(part: Factors | Octets, read: Read, targets: list[Any], row: Expr, block: Expr) -> None:
     """Store the scales, or offsets, of a block."""
+    target, *kept = targets
     if isinstance(part, Octets):
         b.store(target, read(part.at, part.count), row, v.lanes(block * part.count, part.count))
         return
-    bits = T.Cast("uint16", _integer(part.number, read))
-    number = b.bind(T.Cast("float32", T.reinterpret("float16", bits)) * T.float32(part.times))
+    half = b.bind(T.reinterpret("float16", T.Cast("uint16", _integer(part.number, read))))
+    number = b.bind(T.Cast("float32", half) * T.float32(part.times))
+    if kept:
+        b.store(kept[0], half * T.float16(part.times), row, block)
     for at, pieces in enumerate(part.integers):
-        integer = (_integer(pieces, read) ^ T.int32(part.flip)) - T.int32(part.less)
-        b.store(target, number * T.Cast("float32", integer), row, block * len(part.integers) + at)
+        integer = b.bind((_integer(pieces, read) ^ T.int32(part.flip)) - T.int32(part.less))
+        place = block * len(part.integers) + at
+        b.store(target, number * T.Cast("float32", integer), row, place)
+        if kept:
+            b.store(kept[1], T.Cast("int8", integer), row, place)
 
 
 def _pack_bytes(values: Expr, bits: int, codes: Any, row: Expr, first: Expr) -> None:

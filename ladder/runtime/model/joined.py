@@ -13,7 +13,7 @@ import torch
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
-from ladder.lower.cpu.pack import NUMBERS, computed_as
+from ladder.lower.cpu.pack import NUMBERS, WIDEST_NUMBER, as_plain, computed_as, factors_side_by_side
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.probes import Noted
@@ -40,11 +40,20 @@ DENSE = ("words", "row_scale")
 """Arrays of a packed matrix of floats."""
 
 
-def numbers_side_by_side(parts: Sequence[torch.Tensor], computed: str) -> torch.Tensor:
+def numbers_side_by_side(
+    parts: Sequence[torch.Tensor], computed: str, scales: Sequence[torch.Tensor] = ()
+) -> torch.Tensor:
     """Return scales or zero points of CPU kernels side by side, of the widest type that a part has.
 
     computed: The type that kernels compute with them in (`ladder.lower.cpu.pack.NUMBERS`).
+    scales: Those of zero points.
     """
+    if all(part.shape[-1] > WIDEST_NUMBER for part in parts):
+        return factors_side_by_side(parts)
+    parts = [
+        as_plain(part, *scales[at : at + 1]) if part.shape[-1] > WIDEST_NUMBER else part
+        for at, part in enumerate(parts)
+    ]
     kinds = {size: getattr(torch, name) for size, name in NUMBERS[computed].items()}
     widest = kinds[max(part.shape[-1] for part in parts)]
     numbers = [part.view(kinds[part.shape[-1]]).to(widest) for part in parts]
@@ -56,17 +65,20 @@ class Join:
     """One array: arguments ``parts`` one after the other along ``axis``.
 
     numbers: If they are scales or zero points: the type that CPU kernels compute with them in.
+    scales: Arguments that are the scales of zero points.
     """
 
     parts: tuple[int, ...]
     axis: int
     numbers: str = ""
     count: int = 1
+    scales: tuple[int, ...] = ()
 
     def made(self, values: Sequence[Any]) -> list[torch.Tensor]:
         parts = [values[at].detach() for at in self.parts]
         if self.numbers and parts[0].dtype == torch.uint8:
-            return [numbers_side_by_side(parts, self.numbers)]
+            scales = [values[at].detach() for at in self.scales]
+            return [numbers_side_by_side(parts, self.numbers, scales)]
         return [torch.cat(parts, self.axis)]
 
 
@@ -118,9 +130,16 @@ def joins_of(source: Source) -> list[Join | Pack | Made]:
     if source.graph is not None:
         return [Made(tuple(at for (at,) in joined), source.graph)]
     numbers = {} if source.gemm is None else numbers_in(source.gemm)
+    arrays = list(enumerate(zip(*joined, strict=True)))
+    scales = {at + 1: parts for at, parts in arrays if at in numbers}
     return [
-        Join(parts, -1 if at or source.turned else 0, numbers.get(at, ""))
-        for at, parts in enumerate(zip(*joined, strict=True))
+        Join(
+            parts,
+            -1 if at or source.turned else 0,
+            numbers.get(at, ""),
+            scales=scales.get(at, ()) if at in numbers else (),
+        )
+        for at, parts in arrays
     ]
 
 

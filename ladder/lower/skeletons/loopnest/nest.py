@@ -33,11 +33,11 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.llvm_functions import exp
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.pack import NUMBERS
+from ladder.lower.cpu.pack import HALF, NUMBERS
 from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
 from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, decoder_for, units_ahead
-from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout
+from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
 
 TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Element types that TIR spells otherwise."""
@@ -70,26 +70,24 @@ class OperandTensors:
 def declare_arguments(program: TileProgram) -> OperandTensors:
     """Declare the arguments in calling order; every extent is symbolic."""
     m, n, k = b.symbol("M"), b.symbol("N"), b.symbol("K")
-    blocks, units, n_pad, groups = (
-        b.symbol("blocks"),
-        b.symbol("units"),
-        b.symbol("n_pad"),
-        b.symbol("groups"),
-    )
+    blocks, units, n_pad = b.symbol("blocks"), b.symbol("units"), b.symbol("n_pad")
     bits = program.operand("w").tile.ttype.elem_bits
     shapes: dict[str, tuple[Expr, ...]] = {
         "x": (m, k),
         "w": (blocks, units, LANES * bits),
-        "scale": (groups, n_pad, b.symbol("scale_bytes")),
-        "zero": (groups, n_pad, b.symbol("zero_bytes")),
+        "scale": (b.symbol("scale_groups"), n_pad, b.symbol("scale_bytes")),
+        "zero": (b.symbol("zero_groups"), n_pad, b.symbol("zero_bytes")),
         "row_scale": (n_pad,),
         "token_scale": (m,),
         "bias": (n,),
         "y": (m, n),
     }
     tensors = {operand.name: _tensor(operand, shapes[operand.name]) for operand in program.arguments}
-    if not {"scale", "zero"} & tensors.keys():
-        groups = 1
+    layout = stored_layout(program)
+    groups: Expr = 1
+    if {"scale", "zero"} & tensors.keys() and layout.group:
+        padded = layout.padded_group
+        groups = units * (UNIT // padded) if padded < UNIT else tirx.floordiv(units, padded // UNIT)
     return OperandTensors(m, n, k, blocks, units, groups, tensors)
 
 
@@ -336,24 +334,42 @@ class Nest(ABC):
     def numbers(self, add: AddGroup, at: At, panel: int) -> tuple[Expr, Expr]:
         """Emit the reads of a panel's zero points and scales in a group; None where it has none."""
         start = (at.tile * self.kernel.panels + panel) * ROWS
+        scales = self._number(add.scale, at.group, start) if add.scale else None
+        zero = add.zero if add.sums else ""
+        return (self._number(zero, at.group, start, scales) if zero else None), scales
 
-        def read(name: str) -> Expr:
-            return self._number(name, at.group, start) if name else None
+    def _number(self, name: str, group: Expr, start: Expr, scales: Expr = None) -> Expr:
+        """Emit the read of a vector of numbers, whose last extent tells their type (`NUMBERS`).
 
-        return read(add.zero if add.sums else ""), read(add.scale)
-
-    def _number(self, name: str, group: Expr, start: Expr) -> Expr:
-        """Emit the read of a vector of numbers, whose last extent tells their type (`NUMBERS`)."""
+        scales: Those of zero points.
+        """
         tensor, wide = self.args[name], self.program.operand(name).ttype
         _, columns, size = tensor.shape
-        flat, first = tensor.view(-1), b.bind((T.Cast("int64", group) * columns + start) * size)
-        kept, kinds = v.scratch(LANES, wide), dict(NUMBERS[wide])
+        flat, kinds, count = tensor.view(-1), dict(NUMBERS[wide]), self.kernel.layout.factored
+        kept = v.scratch(LANES, wide)
         if name == "scale":
             del kinds[1]  # they are no integers
 
         def read(count: int) -> None:
+            first = b.bind((T.Cast("int64", group) * columns + start) * size)
             found = v.as_type(flat[v.lanes(first, LANES * count)], f"{kinds[count]}x{LANES}")
             b.store(kept, found if kinds[count] == wide else T.Cast(f"{wide}x{LANES}", found), v.lanes(0))
+
+        def multiply() -> None:
+            block, inner = tirx.floordiv(group, count), tirx.floormod(group, count)
+            first = b.bind(T.Cast("int64", block) * columns * size)
+            halves = v.as_type(flat[v.lanes(first + HALF * start, LANES * HALF)], f"float16x{LANES}")
+            place = first + HALF * columns + (tirx.floordiv(inner, 4) * columns + start) * 4
+            fours = v.as_type(flat[v.lanes(place, LANES * 4)], f"int32x{LANES}")
+            integers = T.shift_right(
+                T.shift_left(fours, v.splat(T.int32(24) - tirx.floormod(inner, 4) * 8)),
+                v.constant(24, "int32"),
+            )
+            found = b.bind(T.Cast(f"float32x{LANES}", halves) * T.Cast(f"float32x{LANES}", integers))
+            if scales is not None:
+                none = v.constant(0, "float32")
+                found = tirx.Select(scales == none, none, (none - found) / scales)
+            b.store(kept, found, v.lanes(0))
 
         def choose(counts: list[int]) -> None:
             if len(counts) == 1:
@@ -361,7 +377,10 @@ class Nest(ABC):
             else:
                 b.either(size == counts[0], lambda: read(counts[0]), lambda: choose(counts[1:]))
 
-        choose(sorted(kinds))
+        if count and wide == "float32" and (scales is not None or name == "scale"):
+            b.either(size == HALF + count, multiply, lambda: choose(sorted(kinds)))
+        else:
+            choose(sorted(kinds))
         return b.bind(kept[v.lanes(0)])
 
     def add_group(
