@@ -54,7 +54,17 @@ def _count(text: str) -> int:
 
 
 def _path(text: str) -> Path:
-    return Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:  # of no user
+        raise ValueError(f"{error}") from error
+    if any(len(os.fsencode(name)) > LONGEST_NAME for name in path.parts):
+        raise ValueError(f"expected names of at most {LONGEST_NAME} bytes")
+    return path
+
+
+LONGEST_NAME = 255
+"""Bytes of a file's name on Linux."""
 
 
 class Knob(Generic[T]):

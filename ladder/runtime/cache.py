@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -171,6 +172,25 @@ def file_digest(path: Path) -> str:
     """Return the sha256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def is_whole(library: Path) -> bool:
+    """Tell whether a library of `ladder.runtime.place_library` is there, no byte missing or changed.
+
+    Loading one that was cut short ends the process.
+    """
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]
+
+
+def placed(made: Path, draft: Path) -> tuple[str, ...]:
+    """Return what runs a compiler, whose command follows, and gives the library its name."""
+    program = Path(__file__).with_name("place_library.py")
+    return (sys.executable, "-I", "-S", str(program), str(made), str(draft))
 
 
 def seal(value: Any) -> str:

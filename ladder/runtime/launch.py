@@ -22,7 +22,7 @@ from typing import Any
 
 from ladder.installation import cache_root
 from ladder.lower.linking import host_linker
-from ladder.runtime.cache import KernelCache
+from ladder.runtime.cache import KernelCache, is_whole, placed
 from tile_types.errors import MissingToolError
 
 log = logging.getLogger("ladder.launch")
@@ -144,10 +144,10 @@ def _compiled() -> ctypes.CDLL:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with KernelCache().building(path.stem):
-            if not path.exists():
+            if not is_whole(path):
                 _compile(path)
         return ctypes.CDLL(str(path))
-    except OSError as error:
+    except (OSError, subprocess.SubprocessError) as error:
         log.info("no launch in %s (%s): it is compiled for this process alone", path.parent, error)
         with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
             _compile(Path(folder) / path.name)
@@ -159,8 +159,5 @@ def _compile(path: Path) -> None:
     compiler = host_linker()
     if compiler[-1] == "ld.lld":
         compiler = (*compiler[:-1], "cc")
-    try:
-        subprocess.run([*compiler, *OPTIONS, str(SOURCE), "-o", str(draft)], check=True, capture_output=True)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    command = [*placed(path, draft), *compiler, *OPTIONS, str(SOURCE), "-o", str(draft)]
+    subprocess.run(command, check=True, capture_output=True)

@@ -28,16 +28,13 @@ from typing import Any
 import torch
 
 from ladder.installation import cache_root
-from ladder.runtime.cache import KernelCache
+from ladder.runtime.cache import KernelCache, is_whole, placed
 
 log = logging.getLogger("ladder.snapshot")
 
 SOURCE = Path(__file__).with_name("snapshot.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 OPTIONS = ("-std=c++20", "-O2", "-shared", "-fPIC")
-PLACED = ("/bin/sh", "-c", 'made=$0 draft=$1; shift; "$@" && mv -f "$draft" "$made"')
-"""Runs a compiler, and gives the library its name: also where the program ends before, for the next one."""
-
 LEAST_FOR_NATIVE = 16
 """Tensors, and objects, below which calls of torch and Python take no longer."""
 
@@ -69,9 +66,9 @@ class Native:
     def _make(self) -> None:
         try:
             path = _path()
-            if not path.exists():
+            if not is_whole(path):
                 with KernelCache().building(path.stem):
-                    if not path.exists():
+                    if not is_whole(path):
                         _compile(path)
             self.library = _loaded(path)
         except (OSError, subprocess.SubprocessError) as error:
@@ -97,7 +94,7 @@ def _compile(path: Path) -> None:
     draft = path.with_suffix(f".{os.getpid()}")
     headers = (f"-I{home / 'include'}", f"-I{sysconfig.get_path('include')}")
     libraries = (f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch_python", f"-Wl,-rpath,{home / 'lib'}")
-    command = [*PLACED, str(path), str(draft), compiler, *OPTIONS, *headers, str(SOURCE), "-o", str(draft)]
+    command = [*placed(path, draft), compiler, *OPTIONS, *headers, str(SOURCE), "-o", str(draft)]
     quiet = subprocess.DEVNULL  # pipes would end with this process
     subprocess.run([*command, *libraries], check=True, start_new_session=True, stdout=quiet, stderr=quiet)
 

@@ -17,7 +17,8 @@ import torch
 
 import ladder
 from ladder import knobs
-from ladder.runtime import launch, library, threads
+from ladder.runtime import launch, library, snapshot, threads
+from ladder.runtime.cache import is_whole
 
 BODY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 PARALLEL = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
@@ -253,3 +254,32 @@ def test_a_cache_that_takes_nothing_does_not_keep_kernels_from_torchs_threads(tm
     (tmp_path / "native").write_text("no folder")
     with knobs.override(cache_dir=tmp_path):
         assert launch.load(library._loaded[library.RUNTIME]) is not None
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b[:900] + b"?" + b[901:]]
+)
+def test_a_damaged_launch_is_compiled_anew(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    """Loading one that was cut short ended every process that used the cache."""
+    library.load_runtime()
+    with knobs.override(cache_dir=tmp_path):
+        assert launch.load(library._loaded[library.RUNTIME]) is not None
+        (made,) = (tmp_path / "native").iterdir()
+        copy = made.with_suffix(".copy")  # what is loaded keeps its file
+        copy.write_bytes(damage(made.read_bytes()))
+        copy.replace(made)
+        assert not is_whole(made)
+        assert launch.load(library._loaded[library.RUNTIME]) is not None
+        assert is_whole(made)
+        assert [path.name for path in made.parent.iterdir()] == [made.name]
+
+
+def test_a_damaged_snapshot_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(snapshot, "_compile", asked.append)
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))  # of all threads
+    path = snapshot._path()
+    path.parent.mkdir()
+    path.write_bytes(b"\x7fELF cut short")
+    assert not snapshot.Native().wait()
+    assert asked == [path]

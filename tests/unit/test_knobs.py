@@ -45,6 +45,14 @@ def test_bad_environment_value_names_the_variable(monkeypatch: pytest.MonkeyPatc
         _ = knobs.settings.trace
 
 
+@pytest.mark.parametrize("text", ["~nosuchuser/cache", "/tmp/" + "a" * 256])
+def test_paths_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """They ended programs with errors of the system, far from their cause."""
+    monkeypatch.setenv("LADDER_CACHE_DIR", text)
+    with pytest.raises(ValueRangeError, match=r"LADDER_CACHE_DIR=.* is not valid"):
+        _ = knobs.settings.cache_dir
+
+
 def test_negative_thread_count_is_refused() -> None:
     with pytest.raises(ValueRangeError, match="LADDER_NUM_THREADS"), knobs.override(num_threads=-1):
         pass
