@@ -116,7 +116,12 @@ class Importer:
         return self.g.add("convert", value, type=ttype, exact=self.precise and ttype in HALVES)
 
     def converted(self, value: str, ttype: str) -> str:
-        """Return a value in another type as the program asks: to 16 bits and straight back it is rounded."""
+        """Return a value in another type as the program asks: to 16 bits and straight back it is rounded.
+
+        A number is one: torch's tracer has numbers where ``torch.vmap`` converts a number's tensor.
+        """
+        if not self.is_value(value):
+            return self.operand(value, ttype)
         wide = self.narrowed.get(value)
         if ttype in ("float32", "float64") and wide is not None:
             return self.cast(self.g.add("convert", wide, type=self.ttype(value), exact=True), ttype)

@@ -115,3 +115,12 @@ def test_a_trace_beside_layers_that_learn_is_the_same_without_gradients() -> Non
     x.requires_grad_()
     (through,) = torch.autograd.grad(traced(x).sum(), x)
     assert torch.equal(through, torch.autograd.grad(model(x).sum(), x)[0])
+
+
+def test_rows_of_integers_and_a_number_run_on_kernels() -> None:
+    """`make_fx` has a number where the mapped operator converts the number's tensor."""
+    fast = ladder.compile(lambda x, i: torch.vmap(lambda row, index: row - index * 0.1)(x, i))
+    x, index = torch.randn(5, 4), torch.arange(5)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x, index), x - index[:, None] * 0.1)
+    assert not fast.refused
