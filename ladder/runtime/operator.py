@@ -225,7 +225,7 @@ def attend(
     scale: float | None = None,
 ) -> torch.Tensor:
     """Return torch's attention; heads of k and v serve groups of heads of q."""
-    grouped = q.shape[-3] != k.shape[-3]
+    grouped = bool(q.shape[-3] != k.shape[-3])
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, 0.0, causal, scale=scale, enable_gqa=grouped
     )

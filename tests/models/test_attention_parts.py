@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import ladder
@@ -26,6 +27,7 @@ from ladder.partition import Subgraph, partition
 from ladder.partition.attention import OPEN_REASON, chosen, served
 from ladder.rewrite import simplify
 from ladder.runtime.model.attention import attention_call, library_attention, node_of
+from ladder.runtime.operator import attend
 from ladder.simulate import simulate_launch
 from ladder.simulate.amd import calls_for
 from schedules.attention import AnySchedule
@@ -373,3 +375,14 @@ def test_attention_written_as_several_operators_on_cpus(case: str) -> None:
             torch.testing.assert_close(fast(q, k, v, mask), attention(q, k, v, mask), equal_nan=True)
         torch.testing.assert_close(fast(q, k, v, none), attention(q, k, v, none), equal_nan=True)
     assert "attention" in str(fast.plan())
+
+
+def test_heads_of_keys_may_be_an_open_extent() -> None:
+    """A cache whose extents are all open, as of an encoder, has as many heads as the queries."""
+    q, k = torch.randn(2, 32), torch.randn(2, 4, 6, 8)
+
+    def cross(q: Tensor, k: Tensor) -> Tensor:
+        return attend(q.view(q.shape[0], 4, 1, 8), k, k)
+
+    traced = make_fx(cross, tracing_mode="symbolic")(q, k)
+    torch.testing.assert_close(traced(q, k), cross(q, k))
