@@ -267,3 +267,18 @@ def test_overlapping_windows_are_added_in_one_step() -> None:
     plan = str(fast.plan())
     assert plan.count("unfold_backward") == 4, plan  # a line for each of two, with its reason
     assert "index_add" not in plan
+
+
+def test_parts_of_one_row_lie_apart_by_no_symbol() -> None:
+    """A part of a mask of one sequence, whose first stride nothing tells, is repeated for each query."""
+
+    def repeated(mask: Tensor) -> Tensor:
+        return (mask.view(1, 1, 1, -1) > 0).expand(1, 2, mask.shape[1], -1).contiguous()
+
+    fast = ladder.compile(repeated)
+    with torch.no_grad():
+        for length in (3, 4, 5, 6):
+            mask = torch.randn(1, 9)[:, :length]
+            assert torch.equal(fast(mask), repeated(mask))
+    assert len(fast.models) == 2
+    assert not fast.refused

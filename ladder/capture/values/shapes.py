@@ -198,8 +198,9 @@ class Shapes:
         self._begin()
         kinds = [DimDynamic.DYNAMIC if dim in names else DimDynamic.STATIC for dim in range(tensor.dim())]
         given = tensor if tensor.is_contiguous() else tensor.detach().contiguous()
-        if not tensor.numel():  # contiguous whatever its strides are, which would be symbols of their own
-            given = tensor.detach().new_empty(tensor.shape)
+        dense = torch.empty(tensor.shape, device="meta").stride()
+        if given.stride() != dense:  # along axes of one element: symbols of their own
+            given = given.detach().as_strided(given.shape, dense)
         fake: torch.Tensor = self.mode.from_tensor(
             alone(given),
             static_shapes=False,
