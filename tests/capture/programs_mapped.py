@@ -1,4 +1,4 @@
-"""``torch.vmap`` and ``torch.func.functional_call``: rows at once, and modules with others' weights."""
+"""``torch.vmap``, higher-order operators and ``torch.func.functional_call``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import copy
 import torch
 from capture_world import calls, normal, program
 from torch import nn
+from torch._higher_order_ops.map import map as control_flow_map
+from torch._higher_order_ops.scan import scan
 from torch.func import functional_call, stack_module_state
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 SIZES = [lambda size=size: (normal(size, 4),) for size in (3, 3, 5, 6, 3)]
 PAIRS = [lambda size=size: (normal(size, 4), normal(size, 3, seed=1)) for size in (3, 3, 5, 6, 3)]
+
+ROWS = [lambda seed=seed: (normal(4, 4, seed=seed),) for seed in range(3)]
 
 
 def perceptron(seed):
@@ -126,6 +131,47 @@ def rows_that_read_values():
         return a * 2 if a.sum() > 0 else a * a.sum().item()
 
     return calls(lambda x: torch.vmap(row)(x), *SIZES, observe=lambda: len(log))
+
+
+@program
+def attention_with_functions():
+    slopes = torch.tensor([0.5, 0.25])
+
+    def falling(score, batch, head, query, key):
+        return torch.where(query >= key, score - (query - key) * slopes[head] * 0.1, -float("inf"))
+
+    def fn(x):
+        q, k, v = x.view(1, 2, -1, 2), x.view(1, 1, -1, 4)[..., :2], x.view(1, 2, -1, 2).sin()
+        turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+        with_sums = flex_attention(q, q, v, score_mod=falling, return_aux=AuxRequest(lse=True))
+        return with_sums, flex_attention(turned, k, k, enable_gqa=True, scale=0.3)
+
+    return calls(fn, *SIZES)
+
+
+@program
+def attention_in_blocks():
+    def near(batch, head, query, key):
+        return (query - key).abs() < 3
+
+    blocks = create_block_mask(near, None, None, 4, 4, device="cpu", BLOCK_SIZE=2)
+    return calls(
+        lambda x: flex_attention(x[None, None], x[None, None], x[None, None], block_mask=blocks), *ROWS
+    )
+
+
+@program
+def functions_over_rows():
+    weight = normal(4, seed=2)
+
+    def step(carried, row):
+        return carried + row["x"] * weight, carried.sin()
+
+    def fn(x):
+        carried = scan(step, torch.zeros(4), {"x": x}, reverse=True)
+        return carried, control_flow_map(lambda row, other: (row * other).cos(), x, weight)
+
+    return calls(fn, *SIZES)
 
 
 @program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -273,3 +273,81 @@ def test_what_torch_allows_of_einops_is_followed() -> None:
         assert pack not in {node.target for graph in fast.graphs for node in graph.graph.nodes}
     finally:
         torch._dynamo.reset()
+
+
+def test_modules_of_torch_that_a_program_loads_break_no_graph() -> None:
+    code = """
+import importlib, sys, torch
+from ladder.capture import capture
+
+def fn(x):
+    from torch.utils import show_pickle
+    module = importlib.import_module(".bundled_inputs", package="torch.utils")
+    return x + len(show_pickle.__name__) + len(module.__name__)
+
+captured = capture(fn)
+assert not {"torch.utils.show_pickle", "torch.utils.bundled_inputs"} & sys.modules.keys()
+for _ in range(3):
+    assert captured(torch.ones(2)).tolist() == [50.0, 50.0]
+assert (captured.outcome, captured.calls["recorded"]) == ("whole", 1), captured.explain()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_imports_of_modules_that_are_not_loaded_and_of_what_is_not_there() -> None:
+    code = """
+import torch
+from ladder.capture import capture
+
+def loads(x):
+    from wsgiref import headers
+    return x + len(headers.__name__)
+
+def lacks(x):
+    try:
+        from wsgiref import nothing
+    except ImportError as error:
+        return x, str(error), error.name, error.path
+
+captured = capture(loads)
+for _ in range(3):
+    assert captured(torch.ones(2)).tolist() == [16.0, 16.0]
+captured = capture(lacks)
+for _ in range(3):
+    assert str(captured(torch.ones(2))) == str(lacks(torch.ones(2)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _packed(positions: torch.Tensor) -> torch.Tensor | None:
+    steps = torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1)
+    found = (steps != 1).cumsum(-1)
+    if not torch.compiler.is_compiling() and (found[:, -1] == 0).all():
+        return None
+    return found
+
+
+_packed.__module__, _packed.__qualname__ = "transformers.masking_utils", "find_packed_sequence_indices"
+POSITIONS: dict[str, Callable[[int], torch.Tensor]] = {
+    "counting": lambda length: (torch.arange(length) + 1).unsqueeze(0),
+    "repeated": lambda length: (torch.arange(length) + 1).unsqueeze(0).expand(2, -1),
+    "apart": lambda length: torch.arange(0, 2 * length, 2).unsqueeze(0),
+    "cycling": lambda length: (torch.arange(length) % 4).unsqueeze(0),
+    "alike": lambda length: torch.arange(1).unsqueeze(0).expand(2, length),
+}
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_packed_sequences_of_transformers_are_found_where_positions_do_not_count_up(kind: str) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, bool]:
+        found = _packed(POSITIONS[kind](x.shape[1]))
+        return (x, True) if found is None else (x + found, False)
+
+    captured = capture(fn)
+    for length in (6, 6, 7, 9):
+        x = torch.randn(2, length)
+        assert torch.equal(captured(x)[0], fn(x)[0])
+        assert captured(x)[1] == fn(x)[1] == (kind in ("counting", "repeated"))
+    assert captured.outcome == "whole"

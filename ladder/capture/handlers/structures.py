@@ -22,7 +22,7 @@ from ladder.capture.handlers.invoking import (
     special_method,
     super_arguments,
 )
-from ladder.capture.handlers.variables import import_module
+from ladder.capture.handlers.variables import import_from, import_module
 from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.exceptions import set_field
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -409,7 +409,7 @@ HANDLERS |= {
     "MATCH_MAPPING": pushes(lambda vm, f, i: _has_flag(vm, f.stack[-1], 6)),
     "MATCH_SEQUENCE": pushes(lambda vm, f, i: _has_flag(vm, f.stack[-1], 5)),
     "IMPORT_NAME": pushes(lambda vm, f, i, level, names: import_module(vm, f, i.value, names, level), 2),
-    "IMPORT_FROM": pushes(lambda vm, f, i: load_attr(vm, f.stack[-1], i.value)),
+    "IMPORT_FROM": pushes(lambda vm, f, i: import_from(vm, f.stack[-1], i.value)),
     "LOAD_BUILD_CLASS": pushes(lambda vm, f, i: builtins.__build_class__),
 }
 """The instructions of one step, as in `instructions`."""

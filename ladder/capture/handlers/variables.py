@@ -10,6 +10,8 @@ from typing import Any
 from ladder.capture.heap.nodes import CaptureError, dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import opaque
+from ladder.capture.operations.attributes import load_attr
+from ladder.capture.operations.modeled import is_loaded, loaded
 from ladder.capture.operations.objects import settled
 from ladder.capture.python.frames import NULL, Frame
 
@@ -109,12 +111,27 @@ def import_module(vm: Interpreter, frame: Frame, name: str, names: Any, level: i
     """Import; a module already imported is found in `sys.modules`, which is guarded."""
     whole = importlib.util.resolve_name("." * level + name, frame.names.get("__package__"))
     top = whole if names or level else name.partition(".")[0]
-    known = sys.modules.get(whole) is not None and sys.modules.get(top) is not None
-    if vm.recording and (names or not level) and known:
-        node = vm.heap.pin(sys.modules)
-        for key in {whole, top}:
-            text = f"{node.var}[{key!r}]"
-            vm.heap.read(node, key, sys.modules[key], text, f"sys.modules[{key!r}]")
-        return sys.modules[top]
+    if vm.recording and (names or not level) and is_loaded(whole, top, *_submodules(whole, names or ())):
+        return loaded(vm, whole, top)
     arguments: tuple[Any, ...] = (name, frame.names, {}, names, level)
     return opaque(vm, frame.builtins["__import__"], arguments, {}, "push", "an import")
+
+
+def _submodules(whole: str, names: tuple[str, ...]) -> list[str]:
+    """Return the modules that an import of `names` from the package `whole` must load."""
+    held = vars(sys.modules[whole]) if is_loaded(whole) else {}
+    if "__path__" not in held or "__getattr__" in held:
+        return []
+    return [f"{whole}.{name}" for name in names if name not in held]
+
+
+def import_from(vm: Interpreter, module: Any, name: str) -> Any:
+    """Return an attribute of a module as ``from module import name`` does."""
+    try:
+        return load_attr(vm, module, name)
+    except AttributeError:
+        try:
+            exec(f"from {module.__name__} import {name}")  # which may load it; its error says more
+        except ImportError as error:
+            raise error.with_traceback(None) from None
+        return load_attr(vm, module, name)

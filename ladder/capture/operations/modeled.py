@@ -6,7 +6,9 @@ The state of an object that has no Python attributes is a key of its `Node`: rea
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
+import importlib.util
 import logging
 import sys
 import types
@@ -21,6 +23,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
 from ladder.capture.interpreter.evaluate import run
+from ladder.capture.interpreter.graph_arguments import value_of
 from ladder.capture.interpreter.interpreter import Call, Interpreter
 from ladder.capture.operations import collectives
 from ladder.capture.operations.attributes import load_attr
@@ -133,6 +136,80 @@ def one_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: 
     """Call what ``torch.compiler.allow_in_graph`` was given: one operator, of tensors of these extents."""
     settle_extents(vm, torch.utils._pytree.tree_leaves((args, kwargs)))
     return tensor_operator(vm, function, args, kwargs)
+
+
+_FLEX = "torch._higher_order_ops.flex_attention"
+
+
+def find_packed(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what looks in positions for packed sequences: there are none where they count up.
+
+    transformers takes sequences to be packed where it may not look, and PaliGemma's positions, which begin
+    with 1, then give another mask.
+    """
+    positions = vm.recording and not kwargs and is_a(args[0], torch.Tensor) and value_of(vm, args[0]).fx
+    if positions and _counts_up(positions, {node for node, *_ in vm.trace.placeholders}):
+        return None
+    return run(vm, new_frame(vm, function, args, kwargs))
+
+
+def _counts_up(node: Any, given: set[torch.fx.Node]) -> bool:
+    """Tell whether a tensor is an ``arange``, plus numbers, with axes before it."""
+    name, (first, *rest) = getattr(node.target, "__name__", node.target), node.args or (None,)
+    if name == "arange":
+        return len(rest) < 2 and not {"step", "dtype", "out"} & node.kwargs.keys()
+    kept = (name == "unsqueeze" and rest == [0]) or (name == "expand" and rest[-1:] == [-1])
+    kept = kept or (name == "add" and is_a(rest[0], int) and not node.kwargs)
+    return bool(kept) and node not in given and _counts_up(first, given)
+
+
+def is_loaded(*names: str) -> bool:
+    """Tell whether modules are loaded; those of torch are, which change nothing that a program sees."""
+    for name in names:
+        if name.startswith("torch.") and name not in sys.modules:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    return all(sys.modules.get(name) is not None for name in names)
+
+
+def loaded(vm: Interpreter, name: str, given: str) -> types.ModuleType:
+    """Return the module `given` of an import of `name`, both loaded; that they are is guarded."""
+    node = vm.heap.pin(sys.modules)
+    for key in {name, given}:
+        text = f"{node.var}[{key!r}]"
+        vm.heap.read(node, key, sys.modules[key], text, f"sys.modules[{key!r}]")
+    return sys.modules[given]
+
+
+def import_by_name(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``importlib.import_module``."""
+    args, kwargs = vm.plain_given(args, kwargs)
+    given = {**dict(zip(("name", "package"), args, strict=False)), **kwargs}
+    name, package = given["name"], given.get("package")
+    whole = name if name[:1] != "." else importlib.util.resolve_name(name, package) if package else ""
+    if not is_loaded(whole):
+        raise CaptureError("an import")
+    return loaded(vm, whole, whole)
+
+
+def follow_dense(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a higher-order operator of torch: what it does with plain tensors is Python, and is followed."""
+    operator, *given = args
+    kernels = operator.py_kernels
+    kernel = kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+    autocast = any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")) and any(
+        key.name.startswith("Autocast") for key in kernels
+    )
+    if type(kernel) is not types.FunctionType or autocast:
+        raise CaptureError(f"the operator {operator} of functions")
+    return vm.call_function(pinned_part(vm, kernel), tuple(given), kwargs)
+
+
+def compile_eagerly(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``torch.compile``: by its backend "eager" a function computes what it computes without."""
+    if len(args) != 1 or vm.plain(kwargs.get("backend")) != "eager":
+        raise CaptureError("torch.compile")
+    return args[0]
 
 
 def map_rows(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -324,6 +401,9 @@ FUNCTIONS: dict[Any, Call] = {
     collections.namedtuple: make_tuple_class,
     torch._check_with: check,
     torch.cond: in_python(polyfills.cond_),
+    torch.compile: compile_eagerly,
+    importlib.import_module: import_by_name,
+    torch._ops.HigherOrderOperator.__call__: follow_dense,
     while_loop: in_python(polyfills.while_loop_),
     getattr(_APPLY, "__func__", _APPLY): apply_function,
     torch._C._functorch.is_batchedtensor: has_rows,
@@ -339,8 +419,12 @@ NAMED: dict[tuple[str, str], Call] = {
     ("torch._dynamo.mutation_guard", "GenerationTracker.tag"): note_generation,
     ("torch.utils.checkpoint", "checkpoint"): call_checkpoint,
     ("torch._functorch.vmap", "_flat_vmap"): map_rows,
+    (_FLEX, "_permute_strides"): in_python(polyfills.laid_out_like),
+    ("torch._higher_order_ops.utils", "_maybe_compile_and_run_fn"): in_python(polyfills.call),
+    ("torch._higher_order_ops.utils", "setup_compilation_env"): in_python(polyfills.eager_environment),
     ("torch.nn.modules.rnn", "RNNBase._update_flat_weights"): in_python(polyfills.update_flat_weights),
     ("torch._functorch.predispatch", "lazy_load_decompositions"): load_rules,
+    ("transformers.masking_utils", "find_packed_sequence_indices"): find_packed,
     **collectives.NAMED,
 }
 """(module, qualified name) of such functions in modules that are not imported for them -> the same."""

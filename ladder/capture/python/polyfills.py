@@ -5,6 +5,7 @@ Each behaves as the builtin it stands for does with arguments that the builtin a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import enum
@@ -271,6 +272,23 @@ def cond_(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
     if pred:
         return true_fn(*operands)
     return false_fn(*operands)
+
+
+def call(function: Any, *args: Any) -> Any:
+    """Stand for what compiles a function of a higher-order operator of torch and calls it."""
+    return function(*args)
+
+
+def eager_environment() -> Any:
+    """Stand for what gives the backend by which torch compiles such functions in eager programs."""
+    return contextlib.nullcontext("eager")
+
+
+def laid_out_like(out: torch.Tensor, strides: Any) -> torch.Tensor:
+    """Stand for what lays out the result of ``flex_attention`` as its query is, the last axis innermost."""
+    last = len(strides) - 1
+    outer = [*reversed(sorted(range(last), key=lambda axis: strides[axis])), last]  # noqa: C413 ties turn too
+    return torch.empty_permuted(out.shape, outer, dtype=out.dtype, device=out.device).copy_(out)
 
 
 def while_loop_(cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
