@@ -146,7 +146,7 @@ def fix_floats(module: torch.fx.GraphModule) -> None:
     from torch.utils._sympy.symbol import SymT, symbol_is_type
 
     values = (node.meta.get("example_value") for node in module.graph.nodes)
-    found = {s for v in values if isinstance(v, torch.SymFloat) for s in v.node.expr.free_symbols}
+    found = {s for v in values if isinstance(v, torch.SymFloat) for s in v.node._expr.free_symbols}
     symbols = [symbol for symbol in found if symbol_is_type(symbol, SymT.FLOAT)]
     for symbol in symbols:
         TensorifyState.specialize(str(symbol))
