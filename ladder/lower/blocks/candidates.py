@@ -43,6 +43,12 @@ STREAMED_BYTES = 1 << 20
 REACHED_BY_CLUSTERS = 0.9
 """Share of the multiprocessors that clusters of more than two blocks fill."""
 
+PAIR, FILLED = 2, 0.9
+"""Multiprocessors of a pair (TPC), and the share of the pairs that blocks fill if an early start pays.
+
+On an H200 64 blocks take 18.3 for 19.8 to 21.0 microseconds; 48 take 13.9 or 18.3, why is not known.
+"""
+
 CPU_STEP_SECONDS = 1.0e-6
 """Cost of a step of the loop on a CPU thread besides loading."""
 
@@ -66,7 +72,7 @@ class Constants:
     least: The least of these.
     beside: What a launch saves if all blocks of the next kernel fit beside this one's.
     early: What it saves then if the next kernel copies constants early, which take `worth` microseconds or
-        more.
+        more; or brings as much into L2 from the other multiprocessor of each pair.
     crowd: What it costs then if the next kernel starts at once, and competes for memory.
     alone: What it costs to let the next kernel start before the loop ends if none of its blocks fits.
     sharpness: Norm by which times that overlap are added.
@@ -154,7 +160,9 @@ class Estimate:
         if release == "begin":
             return total + (c.crowd * share if self._streams else 0.0)
         total += c.alone if release == "asked" and not share else 0.0
-        early = c.early if release == "asked" and constant else 0.0
+        pairs = self.device.units // PAIR
+        apart = self._streams and FILLED * pairs <= self.blocks <= pairs
+        early = c.early if release == "asked" and (constant or apart) else 0.0
         ahead = plan.groups * (plan.stages - 1) * self.step_bytes * min(self.blocks, self.device.units)
         return total - share * (c.beside + early * min(1.0, ahead / self._bandwidth / c.worth))
 
