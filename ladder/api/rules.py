@@ -200,8 +200,15 @@ def quantize_(
     _put_in_place(model, replaced)
     for stacked, layers in experts.items():
         install(stacked, layers)
+    rows = _rows_before(model, rows) + rows
     _reports[model] = Report(tuple(rows), _caches_stored_as(kv_cache, model), plan.unused())
     return model
+
+
+def _rows_before(model: torch.nn.Module, rows: list[Row]) -> list[Row]:
+    """Return what earlier calls said of layers that `rows` do not name, as they are replaced."""
+    told, before = {row.name for row in rows}, _reports.get(model)
+    return [row for row in before.rows if row.name not in told] if before is not None else []
 
 
 def _require_model(model: torch.nn.Module) -> None:

@@ -111,3 +111,12 @@ def test_a_state_is_assigned_to_a_module_on_the_meta_device(bias: bool) -> None:
     empty.load_state_dict(made.state_dict(), assign=True)
     x = torch.randn(3, 64)
     assert torch.equal(empty(x), made(x))
+
+
+def test_the_report_of_a_second_call_has_what_the_first_one_quantized() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
+    ladder.quantize_(model, "int8", skip=["1", "2"])
+    ladder.quantize_(model, "int4", group_size=32, skip=["2"])
+    report = ladder.quantization(model)
+    assert [(row.name, row.weight) for row in report.quantized] == [("0", "int8"), ("1", "int4_g32")]
+    assert len(report.rows) == 3
