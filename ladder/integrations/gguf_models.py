@@ -73,11 +73,17 @@ def model_of(
     model_class: A class of models, or one such as ``AutoModelForCausalLM``.
     dtype: Type of what is dequantized.
     Returns: The model's class, its configuration, the quantized tensors by the model's names, and the others.
-    Raises CheckpointError if the file has a tensor, or a scaling of positions, which is not read.
+    Raises CheckpointError if the file is no model (an adapter, an importance matrix, ...), or has an
+        architecture, a tensor, or a scaling of positions, which is not read.
     """
     checkpoint = load_checkpoint(path)
+    kind = checkpoint.metadata.get("general.type", "model")
+    require(kind == "model", f"{path} is no model: its general.type is {kind!r}")
     first = SPLIT.sub(r"\1-00001-of-\3.gguf", path.name)
-    config = AutoConfig.from_pretrained(path.parent, gguf_file=first)
+    try:
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=first)
+    except (ValueError, KeyError, IndexError) as error:
+        raise CheckpointError(f"{path}: transformers reads no configuration from it: {error}") from error
     _complete(checkpoint, config)
     build = model_class.from_config if hasattr(model_class, "from_config") else model_class._from_config
     with torch.device("meta"):

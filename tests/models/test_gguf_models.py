@@ -22,6 +22,7 @@ from ladder.integrations import gguf_models  # noqa: E402
 from ladder.integrations.transformers import load_pretrained  # noqa: E402
 from tests.models.test_transformers_formats import eager, same_tokens  # noqa: E402
 from tests.models.test_transformers_loading import TOKENS, logits  # noqa: E402
+from tile_types.errors import CheckpointError  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
 AUTO = transformers.AutoModelForCausalLM
@@ -194,6 +195,28 @@ def test_names_are_those_of_the_whole_model(tmp_path: Path, monkeypatch: pytest.
     found = gguf_models._names(read, within, processor)
     assert found == {name: f"inner.{place}" for name, place in wanted.items()}
     assert len(tables) == 3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind", "message"),
+    [
+        ("llama", "adapter", "no model: its general.type is 'adapter'"),
+        ("clip", "", "no configuration"),
+        ("imatrix", "imatrix", "no model: its general.type is 'imatrix'"),
+    ],
+)
+def test_what_is_no_model_is_named(architecture: str, kind: str, message: str, tmp_path: Path) -> None:
+    """LoRA adapters, projectors of images, importance matrices."""
+    writer = gguf.GGUFWriter(tmp_path / "it.gguf", architecture)
+    if kind:
+        writer.add_type(kind)
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", np.zeros((8, 64), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=message):
+        load_pretrained(AUTO, tmp_path / "it.gguf")
 
 
 def test_what_has_no_place_is_named(tmp_path: Path) -> None:
