@@ -1,7 +1,6 @@
 """ATen's functions of one number that are made of a few of ours: so activations stay within a kernel.
 
-Logarithms of ``1 + x`` and exponentials less 1 are polynomials near 0, to the precision of float32: in
-float64 they stay torch's.
+Logarithms of ``1 + x`` and exponentials less 1 are to the precision of float32: in float64 they stay torch's.
 """
 
 from __future__ import annotations
@@ -17,9 +16,6 @@ NEAR = 0.5
 
 EXPONENTIAL = [1 / math.factorial(power) for power in range(1, 10)]
 """Coefficients of ``(exp(x) - 1) / x``."""
-
-AREA = [2 / power for power in range(1, 12, 2)]
-"""Coefficients of ``log((1 + s) / (1 - s)) / s`` in ``s²``."""
 
 
 def _polynomial(im: Importer, x: str, coefficients: Sequence[float], wide: str) -> str:
@@ -47,14 +43,29 @@ def _exponential_less_one(im: Importer, x: str) -> str:
 
 
 def _logarithm_beyond_one(im: Importer, x: str) -> str:
-    """Return ``log(1 + x)``; near 0 by ``s = x / (2 + x)``, of which ``1 + x`` is ``(1 + s) / (1 - s)``."""
-    far = im.apply("log", [im.apply("add", [x, 1.0], "float32")], "float32")
-    s = im.apply("div", [x, im.apply("add", [x, 2.0], "float32")], "float32")
-    near = im.apply(
-        "mul", [_polynomial(im, im.apply("square", [s], "float32"), AREA, "float32"), s], "float32"
-    )
-    above, below = (im.apply("less", pair, "float32") for pair in ([-0.3, x], [x, NEAR]))
-    return im.g.add("select", im.g.add("both", above, below), near, far)
+    """Return ``log(1 + x)`` of ``u = 1 + x`` as it is rounded, and what that lost of x over u."""
+
+    def apply(operator: str, *operands: Any) -> str:
+        return im.apply(operator, operands, "float32")
+
+    u = apply("add", x, 1.0)
+    lost = apply("sub", x, apply("sub", u, 1.0))
+    inside = im.g.add("both", apply("less", 0.0, u), apply("less", u, math.inf))
+    rest = im.g.add("select", inside, apply("div", lost, u), im.operand(0.0, "float32"))
+    found = apply("add", apply("log", u), rest)
+    return im.g.add("select", apply("equal", u, 1.0), x, found)
+
+
+SATURATED = 20.0
+"""From here on the hyperbolic tangent of ``log(1 + exp(x))`` is 1 in float32."""
+
+
+def _mish(im: Importer, x: str) -> str:
+    """Return ``x tanh(log(1 + e))``, ``e = exp(x)``; the tangent is ``n / (n + 2)`` of ``n = e (e + 2)``."""
+    e = im.apply("exp", [im.apply("minimum", [x, SATURATED], "float32")], "float32")
+    n = im.apply("mul", [e, im.apply("add", [e, 2.0], "float32")], "float32")
+    tangent = im.apply("div", [n, im.apply("add", [n, 2.0], "float32")], "float32")
+    return im.apply("mul", [x, tangent], "float32")
 
 
 def _by_sign(im: Importer, x: str, above: str, below: str, wide: str) -> str:
@@ -99,6 +110,7 @@ def _truncated(im: Importer, out: str, x: Any) -> Any:
 FUNCTIONS: dict[str, Row] = {
     "expm1.default": _single(_exponential_less_one),
     "log1p.default": _single(_logarithm_beyond_one),
+    "mish.default": _single(_mish),
     "elu.default": _exponential_linear,
     "leaky_relu.default": _leaky,
     "isnan.default": _is_nan,

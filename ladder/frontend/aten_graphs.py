@@ -41,6 +41,7 @@ KEPT = (
     "silu",
     "gelu",
     "hardtanh",
+    "mish",
     "embedding",
     "arange",
     "im2col",

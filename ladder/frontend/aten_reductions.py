@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ladder.frontend.importer import Importer, Row, wide_of
+from ladder.partition.rows import most_scanned
 
 
 def _summed(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False, **_: Any) -> Any:
@@ -85,7 +88,70 @@ def _mean_and_variance(
     return tuple(im.cast(r if keepdim else im.reshape(r, shape), out) for r in results)
 
 
+PART = 1 << 12
+"""Elements of a part of a row that is longer than what a block scans."""
+
+BEFORE_ALL: dict[str, Any] = {"scan_sum": 0.0, "scan_product": 1.0, "scan_max": None}
+"""Scan -> what nothing gives; None: the least number there is."""
+
+
+def _scan(operator: str, *, both: bool = False) -> Row:
+    """Return a row of a scan along an axis of known extent, on GPUs; ``both``: of (values, positions)."""
+
+    def row(im: Importer, out: str, x: str, axis: int, *, dtype: Any = None) -> Any:
+        shape = im.shape(x)
+        if im.on_cpu or not shape or not isinstance(shape[axis], int) or not shape[axis] or 1 in im.used:
+            return None
+        wide = out if out in ("float32", "float64", "int32", "int64") else "float32"
+        if not out.startswith(("float", "bfloat", "int32", "int64")):
+            return None
+        order = [at for at in range(len(shape)) if at != axis % len(shape)]
+        turned = im.permute(im.cast(x, wide), [*order, axis % len(shape)])
+        found = im.cast(_scanned(im, operator, turned), out)
+        back = im.permute(
+            found, [*range(axis % len(shape)), len(shape) - 1, *range(axis % len(shape), len(shape) - 1)]
+        )
+        return (back, None) if both else back
+
+    return row
+
+
+def _scanned(im: Importer, operator: str, x: str) -> str:
+    """Return the scan along the last axis; where a block does not hold it, of parts, and of their ends."""
+    shape = im.shape(x)
+    rank, length = len(shape) - 1, int(shape[-1])
+    bits = im.tile(x).ttype.elem_bits
+    if length <= most_scanned(length, bits):
+        return im.g.add(operator, x, axis=rank)
+    before = BEFORE_ALL[operator]
+    least = -math.inf if "float" in im.ttype(x) else np.iinfo(im.ttype(x)).min
+    nothing = least if before is None else before
+    parts = -(-length // PART)
+    even = (count for count in range(parts, 8 * parts) if length % count == 0)
+    parts = next((count for count in even if length // count % (128 // bits) == 0), parts)
+    held = -(-length // parts // 4) * 4
+    low, high = (0,) * (rank + 1), (*(0,) * rank, parts * held - length)
+    x = im.g.add("pad", x, low=low, high=high, value=nothing) if any(high) else x
+    x = im.reshape(x, [*shape[:-1], parts, held])
+    if operator == "scan_product":
+        ends = im.take_axis(im.g.add(operator, x, axis=rank + 1), rank + 1, held - 1, 1)
+    else:  # read again: less than storing all twice
+        ends = im.reduce(operator.replace("scan", "reduce"), x, [rank + 1], True)
+    joined = _scanned(im, operator, im.reshape(ends, [*shape[:-1], parts]))
+    earlier = im.g.add("slice", joined, begin=low, shape=(*shape[:-1], parts - 1))
+    earlier = im.g.add("pad", earlier, low=(*low[:-1], 1), high=low, value=nothing)
+    combine = {"scan_sum": "add", "scan_max": "maximum", "scan_product": "mul"}[operator]
+    found = im.g.add(
+        combine, im.g.add(operator, x, axis=rank + 1), im.reshape(earlier, [*shape[:-1], parts, 1])
+    )
+    found = im.reshape(found, [*shape[:-1], parts * held])
+    return im.g.add("slice", found, begin=low, shape=shape) if any(high) else found
+
+
 REDUCTIONS: dict[str, Row] = {
+    "cumsum.default": _scan("scan_sum"),
+    "cumprod.default": _scan("scan_product"),
+    "cummax.default": _scan("scan_max", both=True),
     "sum.default": _summed,
     "sum.dim_IntList": _summed,
     "mean.default": _averaged,

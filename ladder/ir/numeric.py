@@ -142,6 +142,11 @@ def reduction(function: Callable[..., Any]) -> Reference:
     return reference
 
 
+def accumulation(function: Callable[..., Any]) -> Reference:
+    """Make a reference of what numpy accumulates, in the operand's type."""
+    return lambda values, attributes: function(values[0], axis=attributes["axis"]).astype(values[0].dtype)
+
+
 def greatest(x: Array, **keywords: Any) -> Any:
     """Return the maximum along an axis, of nothing the least there is."""
     return np.max(x, initial=-np.inf, **keywords)

@@ -261,6 +261,17 @@ _REDUCTIONS = (
     _reduce("reduce_max", numeric.greatest, finite_rows.reduce_max, "maximum", _shift),
 )
 
+_SCANS = tuple(
+    Operator(
+        name, (1, 1), shapes.same, numeric.accumulation(accumulate), None, _named(name), "other",
+        _reduction_flops, attributes={"axis": Attribute("int")},
+        doc="all elements up to each along axis, taken together; of the last axis on GPUs only",
+    )
+    for name, accumulate in (
+        ("scan_sum", np.cumsum), ("scan_max", np.maximum.accumulate), ("scan_product", np.cumprod)
+    )
+)  # fmt: skip
+
 _MOVES = (
     _move("broadcast", shapes.broadcast, arrange.broadcast, {"shape": Attribute("extents")}, engine="view"),
     _move("reshape", shapes.reshaped, arrange.reshape, {"shape": Attribute("extents")}, engine="view"),
@@ -327,7 +338,7 @@ OPERATORS: Mapping[str, Operator] = MappingProxyType(
     {
         row.name: row
         for rows in (
-            *(_SOURCES, _CONVERSIONS, _CONTRACTIONS, _ELEMENTWISE, _REDUCTIONS, _MOVES),
+            *(_SOURCES, _CONVERSIONS, _CONTRACTIONS, _ELEMENTWISE, _REDUCTIONS, _SCANS, _MOVES),
             *(_BLOCK_GRAPH, MODEL_ROWS),
         )
         for row in rows

@@ -14,7 +14,7 @@ from ladder.movement.decompose import canonical
 from ladder.movement.graph import Compute, Move, MovementGraph, Slice, Step, Sync, Tensor
 from ladder.movement.mapping import Mapping, held_width
 from ladder.movement.pattern import VIEWS
-from ladder.partition.rows import REDUCTIONS, loop_axes
+from ladder.partition.rows import REDUCTIONS, SCANS, loop_extents
 from tile_types.errors import LadderError
 
 
@@ -23,8 +23,7 @@ def instantiate(graph: Graph, mapping: Mapping) -> MovementGraph:
 
     Raises LadderError if it has an operator that is neither element-wise, a reduction nor a view.
     """
-    shape = graph.tile(graph.outputs[0]).known_shape
-    rows = int(product(shape[: loop_axes(graph, graph.outputs)]))
+    rows = int(product(loop_extents(graph, graph.outputs)))
     return _Templates(canonical(graph), mapping).graph(rows)
 
 
@@ -53,7 +52,7 @@ class _Templates:
         elif not node.inputs:
             self.tensor(node.name, node, "immediate")
             self.steps.append(Compute(node.name, "source", node.operator, (), node.attributes))
-        elif row.elementwise or node.operator in ("convert", "encode"):
+        elif row.elementwise or node.operator in ("convert", "encode", *SCANS):
             operands = tuple(self.move(value, f"{node.name}.{at}") for at, value in enumerate(node.inputs))
             self.tensor(f"{node.name}.r", node, "lane")
             step = Compute(f"{node.name}.r", "elementwise", node.operator, operands, node.attributes)

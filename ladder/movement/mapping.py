@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
-from ladder.partition.rows import REDUCTIONS, loop_axes
+from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
 
@@ -26,6 +27,7 @@ class Mapping:
     threads: Threads of a block that takes tiles or single vectors.
     across: Of lanes that share reductions along an axis before the last: neighbouring vectors of ``num``
         columns that a block takes, its other lanes further positions along that axis; 0: no such reductions.
+    axes: Trailing axes of results whose elements are such columns, one after the other.
     spread: Neighbouring rows of single vectors alternate over so many places of the axis before the last row
         axis: where the input has the two in the other order, both sides then move a few rows together.
     """
@@ -37,6 +39,7 @@ class Mapping:
     threads: int = 256
     spread: int = 1
     across: int = 0
+    axes: int = 1
 
     @property
     def block(self) -> int:
@@ -114,8 +117,13 @@ def mappings(
 
 def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
     rows = loop_axes(graph, graph.outputs)
+    if rows is None and (axes := column_axes(graph, graph.outputs)) is not None:
+        return [] if tiles else _across(graph, axes[1])
     if rows is None:
         raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
+    if scans := [node.tile.shape[-1] for node in graph.nodes if node.operator in SCANS]:
+        count = product(graph.tile(graph.outputs[0]).shape[:rows])
+        return [] if tiles else _held(int(scans[0]), count, row_width(graph, rows))
     extents = reduced_extents(graph)
     numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
     total = product(extents)
@@ -149,29 +157,51 @@ def _tiles(graph: Graph) -> list[Mapping]:
     return [*TILES, *([Mapping(tile=(64, fitting), threads=4 * fitting)] if fitting != 64 else [])]
 
 
-def _across(graph: Graph) -> list[Mapping]:
-    """Return the mappings of reductions along axes before the last, whose neighbours are columns."""
-    columns = graph.tile(graph.outputs[0]).shape[-1:]
+def _across(graph: Graph, axes: int = 0) -> list[Mapping]:
+    """Return the mappings of reductions along axes before the last, whose neighbours are columns.
+
+    axes: Trailing axes of results that are columns; 0: those behind all that is reduced, if they are one.
+    """
+    shape = graph.tile(graph.outputs[0]).shape
     reduced = [node for node in graph.nodes if node.operator in REDUCTIONS]
-    if not reduced or not columns or not isinstance(columns[0], int) or any(map(_along_last, reduced)):
+    if not reduced or not shape or not isinstance(shape[-1], int) or any(map(_along_last, reduced)):
         return []
-    read = [
-        node.tile for node in graph.inputs if node.tile.shape[-1:] == columns and len(node.tile.shape) > 1
-    ]
+    axes = axes or _together(graph, min(map(_behind, reduced)))
+    columns = prod(int(extent) for extent in shape[-axes:])
+    tiles = [node.tile for node in graph.inputs if len(node.tile.shape) > axes]
+    read = [tile for tile in tiles if tile.shape[-axes:] == shape[-axes:]]
     sizes = [SIZES.get(tile.ttype.name, ACCESS) for tile in read]
     width = ACCESS // min(sizes, default=ACCESS)
-    while columns[0] % width:
+    while columns % width:
         width //= 2
-    vectors = -(-columns[0] // width)
+    vectors = -(-columns // width)
     most = MOST_ACROSS // (width * min(sizes, default=ACCESS))
     beside = [lanes for lanes in (2, 4, 8, 16, 32) if lanes <= most and (lanes == 2 or lanes < 2 * vectors)]
-    return [Mapping(threads, width, across=lanes) for lanes in beside for threads in (128, 256, 512, 1024)]
+    sides = [(lanes, threads) for lanes in beside for threads in (128, 256, 512, 1024)]
+    return [Mapping(threads, width, across=lanes, axes=axes) for lanes, threads in sides]
+
+
+def _together(graph: Graph, most: int) -> int:
+    """Return how many trailing axes of results, of ``most``, have known extents and are one in memory."""
+    shape = graph.tile(graph.outputs[0]).shape
+    read = [n.tile.shape for n in graph.inputs if len(n.tile.shape) >= len(shape)]
+    for axes in range(min(most, len(shape)), 1, -1):
+        columns = shape[-axes:]
+        known = all(isinstance(extent, int) for extent in columns)
+        if known and read and all(other[-axes:] == columns for other in read):
+            return axes
+    return 1
+
+
+def _behind(node: Node) -> int:
+    """Return how many axes of what a reduction reads lie behind the one along which it runs."""
+    rank = len(node.tile.shape) + (0 if node_attributes(node)["keep"] else 1)
+    return int(rank - 1 - node_attributes(node)["axis"] % rank)
 
 
 def _along_last(node: Node) -> bool:
     """Tell whether a reduction runs along the last axis of what it reads."""
-    rank = len(node.tile.shape) + (0 if node_attributes(node)["keep"] else 1)
-    return bool(node_attributes(node)["axis"] % rank == rank - 1)
+    return not _behind(node)
 
 
 def spreads(graph: Graph) -> list[Mapping]:
@@ -258,9 +288,11 @@ def row_width(graph: Graph, rows: int) -> int:
     its instructions, which no other warp needs, come from memory as they are executed.
     """
     tiles = [graph.tile(value) for value in graph.outputs if product(graph.tile(value).shape[rows:]) != 1]
-    tiles = tiles or _reduced_rows(graph)
+    tiles = (tiles or _reduced_rows(graph)) + [n.tile for n in graph.nodes if n.operator in SCANS]
     width = min(8, max((ACCESS // SIZES.get(tile.ttype.name, ACCESS) for tile in tiles), default=1))
     while width > 1 and any(not isinstance(t.shape[-1], int) or t.shape[-1] % width for t in tiles):
+        width //= 2
+    while width > 1 and any(t.shape[-1] == width for t in tiles):  # two lanes share a row at least
         width //= 2
     extents = reduced_extents(graph)
     longest = max((extent for extent in extents if isinstance(extent, int)), default=0)
@@ -281,16 +313,15 @@ def _held(columns: int, count: Extent, width: int) -> list[Mapping]:
     """Return rows in registers: fewer lanes with more each where rows are many."""
     vectors = -(-columns // width)
     found = []
-    for lanes in (4, 8, 16, 32, 64, 128, 256, 512, 1024):
+    for lanes in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
         num = -(-vectors // lanes)
         if num * width > 2 * HELD or (num == 1 and lanes > 32 and vectors <= lanes // 2):
             continue
-        if lanes < 32 and vectors <= lanes // 2:
+        if lanes < 32 and (vectors <= lanes // 2 or (lanes == 2 < vectors)):
             continue
         for threads in (128, 256) if lanes <= 32 else (lanes,):
             teams = threads // lanes
-            if lanes >= 32 or (isinstance(count, int) and count % teams == 0):
-                found.append(Mapping(lanes, num, teams))
+            found.append(Mapping(lanes, num, teams))
     return sorted(found, key=lambda m: _preference(m, count, width)) or [Mapping(MOST_ROW_THREADS)]
 
 

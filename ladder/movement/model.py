@@ -10,6 +10,7 @@ import numpy as np
 
 from ladder.movement.graph import LEVELS, Compute, Move, MovementGraph, Slice, Sync
 from ladder.movement.pattern import addresses, unravel
+from ladder.partition.rows import SCANS
 from tile_types.library import get_type
 
 SECTOR = 32
@@ -18,7 +19,13 @@ SECTOR = 32
 BURST = 64
 """Bytes that memory brings at least: of rows of which a block reads a few columns, others have the rest."""
 
+LINE, NARROW = 128, 1.45
+"""Bytes side by side below which blocks of columns read memory slower, and how many times."""
+
 WARP = 32
+
+JOIN = 20e-9
+"""Seconds in which a lane takes what a warp found, of reductions along an axis before the last."""
 
 LEAST_BYTES = 2.0
 """Bytes that a lane reads at least."""
@@ -211,13 +218,24 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
         + 0.5 * issue * machine.units * machine.resident_lanes / max(1, all_lanes(graph))
     )
     if graph.mapping.across:
+        life += JOIN * graph.mapping.lanes / machine.wave
         waits += 4 * machine.sync * sum(isinstance(s, Compute) and s.kind == "reduce" for s in graph.steps)
     lanes = machine.units * machine.resident_lanes
-    flight = read * life / (lanes * bytes_per_lane(graph))
+    flight = (
+        read * life / (lanes * bytes_per_lane(graph)) * (idle_lanes(graph) if graph.mapping.across else 1)
+    )
+    if graph.mapping.across and not near and _segment(graph) < LINE:
+        bandwidth /= NARROW
     memory = max(nbytes / bandwidth, inflated / machine.cache, flight)
     work = max(memory, issue) * max(1.0, machine.units / blocks)
     busy = float((work**3 + (blocks * machine.block) ** 3) ** (1 / 3))
     return found.launches * machine.launch + busy + (turns - 1) * machine.turn + waits
+
+
+def _segment(graph: MovementGraph) -> float:
+    """Return the bytes side by side that a block of columns reads of a row, of the largest input."""
+    largest = max((graph.tensors[name] for name in graph.inputs), key=lambda tensor: tensor.elements)
+    return graph.mapping.across * graph.mapping.num * get_type(largest.ttype).elem_bits / 8
 
 
 def touched(graph: MovementGraph, move: Move) -> float:
@@ -226,13 +244,13 @@ def touched(graph: MovementGraph, move: Move) -> float:
     mapping, beyond = graph.mapping, result.elements > graph.rows
     if not beyond or graph.level(move.source) != "device":
         return sectors_per_warp(graph, move)
-    size, columns = get_type(source.ttype).elem_bits / 8, int(result.shape[-1])
+    size, columns = get_type(source.ttype).elem_bits / 8, prod(result.shape[-mapping.axes :])
     if mapping.across:
         wanted = min(mapping.across * mapping.num, columns) * size
         whole = wanted % BURST == 0 and columns * size % BURST == 0
         return float((-(-wanted // BURST) + 0.5 * (not whole)) * BURST / wanted)
     crossed = mapping.lanes > 1 and not any(
-        isinstance(s, Compute) and s.kind == "partial" for s in graph.steps
+        isinstance(s, Compute) and (s.kind == "partial" or s.operator in SCANS) for s in graph.steps
     )
     return (
         max(SECTOR / size, sectors_per_warp(graph, move))
@@ -267,13 +285,17 @@ def all_lanes(graph: MovementGraph) -> int:
 def bytes_per_lane(graph: MovementGraph) -> float:
     """Return the bytes that a lane reads before it needs one of them."""
     whole = max(LEAST_BYTES, far_bytes(graph)[1] / max(1, all_lanes(graph)))
-    return min(whole, 8.0 * LOADS_AT_ONCE) if graph.mapping.across else whole
+    most = LOADS_AT_ONCE * (16.0 if graph.mapping.num > 2 else 8.0)
+    return min(whole, most) if graph.mapping.across else whole
 
 
 def idle_lanes(graph: MovementGraph) -> float:
     """Return the lanes that rows take over those that have elements."""
     mapping = graph.mapping
-    if mapping.lanes == 1 or not mapping.num or mapping.across:
+    if mapping.across:
+        step, count = mapping.lanes // mapping.across, max(1, positions(graph))
+        return -(-count // step) * step / count
+    if mapping.lanes == 1 or not mapping.num:
         return 1.0
     return max(1.0, mapping.lanes * mapping.num * graph.width / graph.columns)
 
@@ -285,11 +307,16 @@ def launch_shape(graph: MovementGraph) -> tuple[int, float]:
     vectors = max(graph.tensors[name].elements // graph.tensors[name].slice.width for name in graph.outputs)
     rows, columns = prod(shapes[0][:-1]), shapes[0][-1] if shapes[0] else 1
     if mapping.across:
-        blocks = rows * -(-columns // (mapping.across * mapping.num))
-        return max(1, blocks), max(1.0, positions(graph) * mapping.across / mapping.lanes / LOADS_AT_ONCE)
+        columns = prod(shapes[0][-mapping.axes :])
+        blocks = graph.rows // columns * -(-columns // (mapping.across * mapping.num))
+        spread = max(graph.tensors[name].elements for name in graph.outputs) // max(1, graph.rows)
+        each = positions(graph) + (spread if spread > 1 else 0)
+        return max(1, blocks), max(1.0, each * mapping.across / mapping.lanes / LOADS_AT_ONCE)
     if mapping.lanes > 1:
         together = mapping.tile[0] or mapping.teams
-        turns = mapping.num or -(-graph.columns // (mapping.lanes * graph.width))
+        turns: float = mapping.num or -(-graph.columns // (mapping.lanes * graph.width))
+        if mapping.num and all(graph.tensors[name].elements == graph.rows for name in graph.outputs):
+            turns *= min(1.0, max(0.5, graph.width / 4))  # all loads of small vectors come before a sum
         return max(1, -(-graph.rows // together)), max(1, turns) * together / mapping.teams
     alone = positions(graph) / LOADS_AT_ONCE
     if mapping.tile[0]:
@@ -308,13 +335,16 @@ def positions(graph: MovementGraph) -> int:
 
 def operations(graph: MovementGraph) -> float:
     """Return the instructions of all lanes: what is computed, and about 10 per access for addresses."""
-    total = 0.0
+    total, mapping = 0.0, graph.mapping
+    scanned = 12 + (88 if mapping.lanes > WARP else 48) / graph.width
     for step in graph.steps:
-        if isinstance(step, Compute) and step.kind in ("elementwise", "partial"):
+        if isinstance(step, Compute) and step.operator in SCANS:
+            total += scanned * graph.tensors[step.inputs[0]].elements
+        elif isinstance(step, Compute) and step.kind in ("elementwise", "partial"):
             total += OPERATIONS.get(step.operator, 1.0) * graph.tensors[step.inputs[0]].elements
         elif isinstance(step, Move) and moved(graph, step)[0] == "device":
             tensor = graph.tensors[step.result]
-            total += 10 * tensor.elements / tensor.slice.width
+            total += 10 * tensor.elements / (mapping.num if mapping.across else tensor.slice.width)
     return total
 
 

@@ -11,7 +11,7 @@ from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
-from ladder.partition.rows import REDUCTIONS, row_axes
+from ladder.partition.rows import REDUCTIONS, column_axes, loop_extents, row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 from tile_types.tile import Extent
@@ -27,6 +27,9 @@ LARGE_WORK = 1 << 20
 
 An open number of rows counts as so many."""
 
+LARGE_SHARED, MOST_GATHERED = 1 << 18, 4
+"""Elements of a value from which on chains that reduce it are joined, and how many."""
+
 MOST_JOINED = 32
 """Most operands of a concatenation in a kernel, where each is a part of the loop; torch copies more."""
 
@@ -38,6 +41,9 @@ LONG_BLOCK = 1 << 17
 
 LONG_ROW = 8192
 """Elements that a block takes one after the other, and need not, from which on a launch costs less."""
+
+LONG_COLUMNS = 1 << 15
+"""Elements from which on blocks of columns, too few for the device, take longer than another launch."""
 
 BLOCK_ELEMENTS = 2048
 """Elements that a block takes of what no reduction binds to rows."""
@@ -90,6 +96,7 @@ class Chains:
         self.taken = taken
         self.units, self.kind = units, kind
         self.position = {node.name: at for at, node in enumerate(graph.nodes)}
+        self.reductions = {node.name for node in graph.nodes if node.operator in REDUCTIONS}
         random = [node.name for node in graph.nodes if draws(node)]
         self.draws_next = dict(pairwise(random))
         self.chain_of: dict[str, int] = {}
@@ -113,6 +120,7 @@ class Chains:
                 self.join(number, reader)
                 if reader in self.members:
                     break
+        self.gather()
         return [*map(self.part, self.members), *wide]
 
     def place(self, node: Node) -> None:
@@ -134,6 +142,36 @@ class Chains:
         if reader is None or any(self.is_read(name, members | self.members[reader]) for name in members):
             return None
         return reader
+
+    def gather(self) -> None:
+        """Join chains that reduce one large value, at once, with what computes it if they can."""
+        for node in self.graph.nodes if self.units else ():
+            own = self.chain_of.get(node.name)
+            if _known(product(node.tile.shape)) < LARGE_SHARED or (own is None and self.is_inlined(node)):
+                continue
+            names = [node.name] if own is None else self.members[own]
+            readers = {self.chain_of.get(reader) for name in names for reader in self.beyond_views(name)}
+            others = (one for one in readers if one is not None and one != own)
+            reducing = [one for one in others if self.reductions & self.members[one]]
+            for group in ([] if own is None else [*reducing, own], reducing):
+                if 2 <= len(group) <= MOST_GATHERED and self.gathered(group, node):
+                    break
+
+    def gathered(self, numbers: Sequence[int], node: Node) -> bool:
+        """Join chains at once, if they read little besides a node's value and do not idle together."""
+        regions = [self.region(self.members[number])[0] for number in numbers]
+        most = max(_known(product(each.tile.shape)) for region in regions for each in region.nodes)
+        more = most > 2 * _known(product(node.tile.shape))
+        together = set[str]().union(*(self.members[number] for number in numbers))
+        if more or self.obstacle(together) or blocks_of(*self.region(together)) < self.units:
+            return False
+        first, *rest = sorted(numbers)
+        for number in rest:
+            self.members.pop(number)
+            self.reasons.pop(number, None)
+        self.members[first] = together
+        self.chain_of |= dict.fromkeys(together, first)
+        return True
 
     def join(self, first: int, second: int) -> None:
         """Make two chains one, if the result is a chain; else note why not."""
@@ -167,7 +205,7 @@ class Chains:
         called, elements = LONG_ON_GPUS if self.units else LONG_ON_CPUS, _elements(region, outputs)
         if any(node.operator in called and calls_again(node, elements) for node in region.nodes):
             return "functions of few elements are stored before many read them"
-        if row_axes(region, outputs, again=self.units > 0) is None:
+        if not _is_loop(region, outputs, self.units > 0):
             return "rows of the two differ: one needs more of the other than a row"
         if joins_nested(region) > MOST_NESTED:
             return f"more than {MOST_NESTED} joins of joins"
@@ -186,6 +224,8 @@ class Chains:
         above, handed = self.region(self.members[first])
         below, results = self.region(self.members[second])
         blocks = blocks_of(region, outputs)
+        if row_axes(region, outputs) is None:
+            return blocks < self.units and _known(work) >= LONG_COLUMNS * blocks
         reads = max(_known(product(node.tile.shape)) for node in above.nodes)
         spread = SPLIT_RATIO * reads <= _known(work)
         long = spread and _known(work) >= LONG_ROW * blocks
@@ -305,6 +345,12 @@ class Chains:
         return Subgraph("chain", region, inputs, tuple(outputs), self.reasons.get(number, ""))
 
 
+def _is_loop(graph: Graph, outputs: Sequence[str], on_gpu: bool) -> bool:
+    """Tell whether a chain is a loop over rows or, for GPUs, over columns."""
+    rows = row_axes(graph, outputs, again=on_gpu)
+    return rows is not None or (on_gpu and column_axes(graph, outputs) is not None)
+
+
 def sums_across(graph: Graph, node: Node) -> bool:
     """Tell whether a reduction reads, through views, one along an axis that is not the last in memory."""
     if node.operator not in REDUCTIONS:
@@ -402,10 +448,12 @@ def blocks_of(graph: Graph, outputs: Sequence[str], spread: bool = False) -> int
 
     spread: Whether one without reductions counts as what its threads can divide instead.
     """
-    rows = product(graph.tile(outputs[0]).shape[: row_axes(graph, outputs)])
+    reduces = any(node.operator in REDUCTIONS for node in graph.nodes)
+    shape = graph.tile(outputs[0]).shape
+    rows = product(loop_extents(graph, outputs) if reduces else shape[: row_axes(graph, outputs)])
     if not isinstance(rows, int):
         return LARGE_WORK
-    if spread and not any(node.operator in REDUCTIONS for node in graph.nodes):
+    if spread and not reduces:
         return ceil(_known(product(graph.tile(outputs[0]).shape)) / BLOCK_ELEMENTS)
     across = [product(axes) for node in graph.nodes if (axes := _behind(graph, node))]
     together = min((count for count in across if isinstance(count, int) and count > 1), default=1)
@@ -450,41 +498,3 @@ def without_kernel(part: Subgraph, kind: str) -> Subgraph:
     """Return a chain of elements that no kernel has as torch runs it; any other part as it is."""
     reason = lacking(part.graph, kind) if part.kind == "chain" else ""
     return replace(part, kind="torch", reason=reason) if reason else part
-
-
-def absorb_copies(graph: Graph, parts: Sequence[Subgraph], again: bool) -> list[Subgraph]:
-    """Let chains write what only copies of their results are read for in the order in which it is read.
-
-    A part that reads one result of a chain and only renames its positions becomes part of that chain; the
-    result itself is stored no more unless somebody else reads it. ``again`` as `row_axes` takes it.
-    """
-    found = list(parts)
-    for copy in parts:
-        if copy.kind != "chain" or len(copy.inputs) != 1 or not _only_moves(graph, copy):
-            continue
-        maker = next((p for p in found if p.kind == "chain" and copy.inputs[0] in p.outputs), None)
-        if maker is None or "put" in maker.operators:
-            continue
-        if (joined := _joined(graph, found, maker, copy, again)) is not None:
-            found = [joined if part is maker else part for part in found if part is not copy]
-    return found
-
-
-def _only_moves(graph: Graph, part: Subgraph) -> bool:
-    nodes = [node for node in part.graph.nodes if node.operator != "input"]
-    return all(is_inlined(part.graph, node) and node.operator != "map" for node in nodes)
-
-
-def _joined(
-    graph: Graph, parts: Sequence[Subgraph], maker: Subgraph, copy: Subgraph, again: bool
-) -> Subgraph | None:
-    """Return a chain with a copy of its result; None if the two are no loop over rows."""
-    (value,) = copy.inputs
-    others = [part for part in parts if part is not copy]
-    kept = value in graph.outputs or any(value in part.inputs for part in others)
-    outputs = tuple(v for v in maker.outputs if kept or v != value) + copy.outputs
-    members = {node.name for part in (maker, copy) for node in part.graph.nodes if node.operator != "input"}
-    region = extract(graph, members, outputs, "chain")
-    if len(members) > MOST_CHAIN_NODES or row_axes(region, outputs, again) is None:
-        return None
-    return replace(maker, graph=region, inputs=outside_inputs(graph, members), outputs=outputs)

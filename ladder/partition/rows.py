@@ -4,17 +4,22 @@ A row is what one task computes alone: all its reductions, then all its results.
 every result count rows, the others are its columns. A chain has that form if each reduction depends on row
 axes only, or on those and on the reductions around it, and none is computed more than once, or else over so
 few elements (`MOST_REPEATED`, `MOST_REPEATED_INSIDE`) that a launch costs more.
+
+A chain of columns (`column_axes`) has another form, which kernels for GPUs have: the last axis of its results
+counts rows too, what lies between the leading ones and it is reduced or has an element for each position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
+from ladder.ir.ops import get_operator
 from tile_types.tile import Extent
 
 Loops = frozenset[str]
@@ -22,6 +27,18 @@ Index = tuple[Loops, ...]
 """For each axis of a value: the loops that its position depends on."""
 
 REDUCTIONS = ("reduce_sum", "reduce_max")
+
+SCANS = ("scan_sum", "scan_max", "scan_product")
+"""Accumulations along the last axis: kernels for GPUs keep their rows in registers."""
+
+ONE_WORD = ("float32", "float16", "bfloat16", "int32")
+"""Types of which chains of columns reduce."""
+
+SCANNED = 1 << 13
+"""Vectors of up to 16 bytes of a row that lanes of a block scan at once, or half the single elements."""
+
+UNHELD = ("concat", "pad", "map", "repeat", "put")
+"""Operators that cut rows into pieces."""
 
 MOST_REPEATED, MOST_REPEATED_INSIDE = 1 << 14, 16
 """Most elements that a repeated reduction reads in all, and, inside of another one, in each repetition."""
@@ -158,6 +175,8 @@ def row_axes(graph: Graph, outputs: Sequence[str], again: bool = True) -> int | 
     """
     shapes = [graph.tile(value).shape for value in outputs]
     rank = min(map(len, shapes))
+    if scans := [node.tile.shape for node in graph.nodes if node.operator in SCANS]:
+        return len(scans[0]) - 1 if _scans_rows(graph, shapes, scans[0]) else None
     reduces = any(node.operator in REDUCTIONS for node in graph.nodes)
     choices = [max(rank - 1, 0)] if not reduces else [*range(rank - 1, -1, -1), rank]
     alike = [rows for rows in choices if len({shape[:rows] for shape in shapes}) == 1]
@@ -170,6 +189,85 @@ def row_axes(graph: Graph, outputs: Sequence[str], again: bool = True) -> int | 
         ),
         None,
     )
+
+
+def most_scanned(length: int, bits: int) -> int:
+    """Return how many elements of so many bits the lanes of a block scan, of rows of this length."""
+    return SCANNED * max(2, gcd(length, 128 // bits))
+
+
+def _scans_rows(graph: Graph, results: Sequence[Shape], shape: Shape) -> bool:
+    """Tell whether a chain is a loop over the rows of its scans: what is computed of one stays in its column.
+
+    shape: Of all scans. Lanes hold their rows, whose length is known.
+    """
+    numbers = (shape[:-1], (*shape[:-1], 1))
+    made: set[str] = set()
+    for node in graph.nodes:
+        reduces, scans = node.operator in REDUCTIONS, node.operator in SCANS
+        read = [graph.tile(value).shape for value in node.inputs]
+        along = node_attributes(node)["axis"] % len(shape) == len(shape) - 1 if reduces or scans else True
+        if ((reduces or scans) and read != [shape]) or not along or node.operator in UNHELD:
+            return False
+        if not made.intersection(node.inputs) and not scans:
+            continue
+        computes = get_operator(node.operator).elementwise or node.operator == "convert"
+        if not (reduces or scans or computes) or node.tile.shape not in (shape, *numbers):
+            return False
+        made.add(node.name)
+    length = shape[-1]
+    bits = max(node.tile.ttype.elem_bits for node in graph.nodes if node.operator in SCANS)
+    held = isinstance(length, int) and 0 < length <= most_scanned(length, bits)
+    return held and all(result in (shape, *numbers) for result in results)
+
+
+def column_axes(graph: Graph, outputs: Sequence[str]) -> tuple[int, int] | None:
+    """Return how many leading and how many trailing axes of results count rows, if together they do.
+
+    None if the chain has no such form, or if what it computes of a reduction it reads from other columns.
+    """
+    shapes = [graph.tile(value).shape for value in outputs]
+    if {"map", "put", *SCANS} & {node.operator for node in graph.nodes}:
+        return None
+    for last in range(1, min(map(len, shapes)) + 1):
+        columns = {shape[len(shape) - last :] for shape in shapes}
+        if len(columns) != 1 or not all(isinstance(extent, int) for extent in next(iter(columns))):
+            return None
+        for rows in range(min(map(len, shapes)) - last, -1, -1):
+            count = product([*shapes[0][:rows], *next(iter(columns))])
+            alike = len({shape[:rows] for shape in shapes}) == 1 and _has_columns(graph, count, last)
+            if alike and all(_fits(graph, value, rows, False, last) for value in outputs):
+                return rows, last
+    return None
+
+
+def _has_columns(graph: Graph, count: Extent, last: int) -> bool:
+    """Tell whether reductions stay in their columns, as do values that are computed of them.
+
+    count: Columns of all rows; reductions of more results are only reduced further, as they are.
+    last: Trailing axes of columns.
+    """
+    made: dict[str, str] = {}
+    """Value that is computed of reductions -> the operator of the one that it has elements of; or nothing."""
+    for node in graph.nodes:
+        below = {made[value] for value in node.inputs if value in made}
+        reduces, moves = node.operator in REDUCTIONS, node.operator == "reshape"
+        read = [graph.tile(value).shape for value in node.inputs]
+        if reduces and node_attributes(node)["axis"] % len(read[0]) >= len(read[0]) - last:
+            return False
+        if reduces and node.tile.ttype.name not in ONE_WORD:
+            return False
+        if not below and not reduces:
+            continue
+        if moves and node.tile.shape[-last:] != read[0][-last:]:
+            return False
+        computes = get_operator(node.operator).elementwise or node.operator in ("convert", "broadcast")
+        if not (reduces or moves or computes) or (not moves and below - {"", node.operator}):
+            return False
+        made[node.name] = min(below) if moves else ""
+        if reduces and product(node.tile.shape) != count:
+            made[node.name] = node.operator
+    return any(node.operator in REDUCTIONS for node in graph.nodes)
 
 
 def separate_loops(graph: Graph, outputs: Sequence[str]) -> list[tuple[str, ...]] | None:
@@ -206,9 +304,18 @@ def loop_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
     return next(rows for rows in range(most, -1, -1) if len({shape[:rows] for shape in shapes}) == 1)
 
 
-def _fits(graph: Graph, value: str, rows: int, again: bool) -> bool:
+def loop_extents(graph: Graph, outputs: Sequence[str]) -> Shape:
+    """Return the extents of what a chain is a loop over: rows, or rows and columns; else a result's."""
+    shape, rows = graph.tile(outputs[0]).shape, loop_axes(graph, outputs)
+    if rows is None and (axes := column_axes(graph, outputs)) is not None:
+        return (*shape[: axes[0]], *shape[-axes[1] :])
+    return shape[:rows]
+
+
+def _fits(graph: Graph, value: str, rows: int, again: bool, last: int = 0) -> bool:
+    """Tell whether a result is a loop over its first ``rows`` and its ``last`` axes."""
     shape = graph.tile(value).shape
     names = [frozenset() if extent == 1 else frozenset({f"o{axis}"}) for axis, extent in enumerate(shape)]
-    loops: Loops = frozenset().union(*names[:rows]) if rows else frozenset()
-    around = Around(loops, product(shape[:rows]))
+    loops: Loops = frozenset().union(*names[:rows], *names[len(names) - last :])
+    around = Around(loops, product([*shape[:rows], *shape[len(shape) - last :]]))
     return _Legality(graph, again).ok(value, tuple(names), around)

@@ -58,7 +58,7 @@ def test_functions(name: str, dtype: torch.dtype) -> None:
     assert worst.max() <= 0, f"at {x[finite][worst.argmax()].item()}"
 
 
-@pytest.mark.parametrize("name", ["expm1", "log1p", "elu"])
+@pytest.mark.parametrize("name", ["expm1", "log1p", "elu", "mish"])
 def test_functions_of_float64_are_calls(name: str) -> None:
     """Polynomials to the precision of float32 are none for float64."""
     function, x = FUNCTIONS[name], numbers(torch.float64)

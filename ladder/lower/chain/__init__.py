@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ladder.partition.rows import REDUCTIONS, loop_axes
+from ladder.partition.rows import REDUCTIONS, loop_axes, separate_loops
 from tile_types.errors import DeviceError, ScheduleError
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     plain = _decomposed(chain)
     if cheap:
         plain = replace(plain, graph=contracted(plain.graph))
-    if loop_axes(plain.graph, plain.graph.outputs) is None and mapping is None:
+    outputs = plain.graph.outputs
+    whole = loop_axes(plain.graph, outputs) is not None or mapping is not None
+    if not whole and separate_loops(plain.graph, outputs):
         dialect = DIALECTS[device.kind](device)
         return _emitted(name, dialect.noalias, partial(SideBySide, plain, dialect, cheap))
     best = [] if mapping is not None else ranked(chain.graph, machine_of(device))

@@ -3,12 +3,13 @@
 A block takes neighbouring columns: a lane reduces a vector of them over every n-th position, so that a warp
 reads whole sectors; lanes join what they found by shuffles, then through shared memory. What is reduced may
 be made of other reductions of the same columns, as a deviation is of a mean: each of these `Phase` s leaves
-its results in shared memory for all lanes.
+its results in shared memory for all lanes. Results of single numbers are stored by the lane that has their
+column; those of an element for each position (softmax, norms) by all lanes, which read their positions again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,9 +22,10 @@ from ladder.ir.ops import get_operator
 from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.indices import Index, is_same
-from ladder.lower.chain.nest import BYTES, Reduction, uses
+from ladder.lower.chain.nest import BYTES, Reduction, is_zero, uses
 from schedules.schedule import check
 
 VECTOR_LOADS, SINGLE_LOADS = 4, 8
@@ -64,13 +66,22 @@ class ColumnReductions:
         graph = nest.graph
         shapes = {graph.tile(value).shape for value in graph.outputs}
         shape = next(iter(shapes))
-        check(len(shapes) == 1 and not nest.scatters and bool(shape), "results of columns differ in shape")
-        check(len(shape) == nest.rows, "results of columns are single numbers")
-        check(isinstance(shape[-1], int) and shape[-1] % self.width == 0, "columns are no whole vectors")
-        self.outer = [nest.extent(extent) for extent in shape[:-1]]
-        self.columns = int(shape[-1])
-        index = tuple(nest.probe(f"w{axis}", nest.extent(extent)) for axis, extent in enumerate(shape))
-        self.phases = _phases([*self.series(index).values()])
+        check(not nest.scatters and bool(shape), "results of columns are numbers, or scattered")
+        self.axes = nest.mapping.axes
+        self.leading = nest.rows if nest.of_columns else len(shape) - self.axes
+        """Axes of results before those of positions."""
+        check(nest.of_columns or (len(shapes) == 1 and len(shape) == nest.rows), "results are no columns")
+        check(0 < self.axes <= len(shape), "columns have no axis")
+        check(all(isinstance(extent, int) for extent in shape[-self.axes :]), "the number of columns is open")
+        self.outer = [nest.extent(extent) for extent in shape[: self.leading]]
+        self.across = [int(extent) for extent in shape[-self.axes :]]
+        self.columns = prod(self.across)
+        check(self.columns % self.width == 0, "columns are no whole vectors")
+        self.probes = {value: self.positions(value) for value in graph.outputs}
+        self.spread = [value for value, at in self.probes.items() if not all(is_zero(each) for each in at)]
+        """Results of an element for each position."""
+        index = tuple(nest.probe(f"w{axis}", extent) for axis, extent in enumerate(self.outer))
+        self.phases = _phases([*self.series(index, nest.probe("w", self.columns)).values()])
         self.warps = self.threads // self.wave
         self.set = self.lanes * self.width
         """Columns of a block."""
@@ -78,12 +89,24 @@ class ColumnReductions:
         check(self.words() <= MOST_WORDS, "parts of columns take more shared memory than a block has")
 
     # ---- what is reduced -----------------------------------------------------------------------------
-    def series(self, index: Index) -> dict[str, Series]:
-        """Return the reductions that results at an index are made of, those that others read first."""
+    def positions(self, value: str) -> Index:
+        """Return what stands for the position of a result along its axes between the outer and the last."""
+        extents = [
+            self.nest.extent(extent)
+            for extent in self.nest.graph.tile(value).shape[self.leading : -self.axes]
+        ]
+        return tuple(0 if is_same(e, 1) else self.nest.probe(f"m{at}", e) for at, e in enumerate(extents))
+
+    def place(self, row: Index, position: Index, column: Expr) -> Index:
+        """Return the index of an element of a column."""
+        return (*row, *position, *self.nest.unravelled(column, self.across))
+
+    def series(self, row: Index, column: Expr) -> dict[str, Series]:
+        """Return the reductions that results of a column are made of, those that others read first."""
         found: dict[str, Series] = {}
         for value in self.nest.graph.outputs:
-            for node, place in self.nest.values.needed(value, index):
-                self.follow(node, place, index[-1], found)
+            for node, place in self.nest.values.needed(value, self.place(row, self.probes[value], column)):
+                self.follow(node, place, column, found)
         check(bool(found), "nothing is reduced")
         return found
 
@@ -116,8 +139,9 @@ class ColumnReductions:
             )
             nodes.append(along[0][0])
             at = along[0][1]
-        apart = nest.values.simplified(at[-1] - column)
-        check(isinstance(apart, int) and apart == 0, "a reduction reads other columns than its result's")
+        for own, other in zip(nest.unravelled(column, self.across), at[-self.axes :], strict=True):
+            apart = nest.values.simplified(other - own)
+            check(isinstance(apart, int) and apart == 0, "a reduction reads other columns than its result's")
         found[name] = Series(tuple(nodes), place, tuple(extents), frozenset(read))
 
     def words(self) -> int:
@@ -138,45 +162,71 @@ class ColumnReductions:
         row = nest.bound_index(tirx.floordiv(block, chunks), self.outer)
         vector = b.bind(tirx.min(chunk * self.lanes + lane, vectors - 1))
         nest.within(vector, vectors)
-        places = [(*row, vector * self.width + at) for at in range(self.width)]
-        every = [self.series(place) for place in places]
+        columns = [vector * self.width + at for at in range(self.width)]
+        every = [self.series(row, column) for column in columns]
         begin = 0
         for number, phase in enumerate(self.phases):
             mine = [[series[one.nodes[0].name] for series in every] for one in phase]
             self.share(mine, self.reduced(mine, first), thread, lane, begin)
             whole = begin + self.warps * self.set * len(phase)
             self.join(phase, thread, begin, whole)
-            if number + 1 < len(self.phases):
+            if number + 1 < len(self.phases) or self.spread:
                 nest.dialect.sync()
                 self.keep(mine, lane * self.width, whole)
             begin = whole + self.set * len(phase)
         column = b.bind(chunk * self.set + thread)
-        with b.when(tirx.And(thread < self.set, column < self.columns)):
-            self.finish((*row, column), thread)
+        if len(self.spread) < len(self.probes):
+            with b.when(tirx.And(thread < self.set, column < self.columns)):
+                self.finish(row, column, thread)
+        for value in self.spread:
+            self.spread_result(value, row, columns, first, chunk * self.lanes + lane < vectors)
 
-    def reduced(self, mine: Sequence[Sequence[Series]], first: Expr) -> list[b.Variable]:
-        """Emit what a lane finds of its vector of columns, one series after the other."""
+    def spread_result(
+        self, value: str, row: Index, columns: Sequence[Expr], first: Expr, valid: Expr
+    ) -> None:
+        """Emit the elements of a result in a lane's vector of columns, at every n-th position."""
+        nest, shape = self.nest, self.nest.shape(value)[self.leading : -self.axes]
+        dtype = stored_type(nest.graph.tile(value).ttype.name)
+        for number, within in self.rounds(prod(shape), first):
+            nest.values.forget()
+            position = nest.bound_index(number, shape)
+            places = [self.place(row, position, column) for column in columns]
+            found = nest.elements(value, places)
+            with nest.where(nest.valid, within), nest.placed(value, places) as target:
+                nest.vectors.store(nest.results[value], dtype, target, found)
+            nest.vectors.words.clear()
+        nest.values.forget()
+
+    def rounds(self, count: Expr, first: Expr) -> Iterator[tuple[Expr, Expr]]:
+        """Emit a lane's loop over positions: yields each and whether it is one; beyond, it is the last one.
+
+        So many are unrolled in a turn that loads do not wait for one another.
+        """
         nest, step = self.nest, self.threads // self.lanes
-        lead = mine[0][0]
-        its = [self.reduction(one) for series in mine for one in series]
-        totals = [b.Variable(it.dtype, it.neutral) for it in its]
-        count = prod(lead.extents)
-        loads = VECTOR_LOADS if self.width > 2 else SINGLE_LOADS
+        loads = loads_of(count, step, VECTOR_LOADS if self.width > 2 else SINGLE_LOADS)
         turns = nest.values.simplified(tirx.floordiv(count + step * loads - 1, step * loads))
         with nest.loop(turns) as turn:
             for part in range(loads):
                 number = b.bind((turn * loads + part) * step + first)
                 position = b.bind(tirx.min(number, count - 1))
                 nest.within(position, count)
-                spread = nest.bound_index(position, lead.extents)
-                found: list[Expr] = []
-                for series in mine:
-                    inner = [self.innermost(one, spread) for one in series]
-                    found += nest.elements(series[0].nodes[-1].inputs[0], inner)
-                for it, total, value in zip(its, totals, found, strict=True):
-                    total.set(it.combine(total.value, T.if_then_else(number < count, value, it.neutral)))
-                nest.vectors.words.clear()
-                nest.values.forget()
+                yield position, number < count
+
+    def reduced(self, mine: Sequence[Sequence[Series]], first: Expr) -> list[b.Variable]:
+        """Emit what a lane finds of its vector of columns, one series after the other."""
+        nest, lead = self.nest, mine[0][0]
+        its = [self.reduction(one) for series in mine for one in series]
+        totals = [b.Variable(it.dtype, it.neutral) for it in its]
+        for position, within in self.rounds(prod(lead.extents), first):
+            spread = nest.bound_index(position, lead.extents)
+            found: list[Expr] = []
+            for series in mine:
+                inner = [self.innermost(one, spread) for one in series]
+                found += nest.elements(series[0].nodes[-1].inputs[0], inner)
+            for it, total, value in zip(its, totals, found, strict=True):
+                total.set(it.combine(total.value, T.if_then_else(within, value, it.neutral)))
+            nest.vectors.words.clear()
+            nest.values.forget()
         return totals
 
     def reduction(self, series: Series) -> Reduction:
@@ -241,9 +291,9 @@ class ColumnReductions:
                 total = self.word(self.reduction(one), whole + number * self.set + column + at)
                 self.nest.keep_cell(one.nodes[0], one.place, b.bind(total))
 
-    def finish(self, index: Index, thread: Expr) -> None:
-        """Emit what is computed of all reductions of a column, by the lane that joined them."""
-        found, whole = self.series(index), 0
+    def finish(self, row: Index, column: Expr, thread: Expr) -> None:
+        """Emit numbers that are computed of all reductions of a column, by the lane that joined them."""
+        found, whole = self.series(row, column), 0
         for phase in self.phases:
             whole += self.warps * self.set * len(phase)
             for number, one in enumerate(phase):
@@ -251,8 +301,17 @@ class ColumnReductions:
                 total = self.word(self.reduction(series), whole + number * self.set + thread)
                 self.nest.keep_cell(series.nodes[0], series.place, b.bind(total))
             whole += self.set * len(phase)
-        for value in self.nest.graph.outputs:
-            self.nest.store_vector(value, [index])
+        for value, position in self.probes.items():
+            if value not in self.spread:
+                self.nest.store_vector(value, [self.place(row, position, column)])
+
+
+def loads_of(count: Expr, step: int, most: int) -> int:
+    """Return the loads of a turn: as few as take no turn more, where the number of positions is known."""
+    if not isinstance(count, int):
+        return most
+    each = -(-count // step)
+    return max(1, -(-each // -(-each // most)))
 
 
 def _phases(found: Sequence[Series]) -> list[list[Series]]:

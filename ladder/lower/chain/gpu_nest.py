@@ -34,6 +34,7 @@ from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
+from ladder.lower.chain.scans import scan_row
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors
 from ladder.movement.mapping import BUSY_ROWS, WINDOW, Mapping, reduced_extents, row_width
@@ -156,6 +157,8 @@ class GpuNest(Nest):
         self.count = known(self.extent(product(graph.tile(graph.outputs[0]).shape[: self.rows])))
         """Rows."""
         self.slot = 0
+        self.scan_slots: list[int] = []
+        """Where scans leave what warps found: two places by turns, between which there is a barrier."""
         self.later: list[tuple[Expr | None, Callable[[], None]]] | None = None
         """Stores that wait until a thread has read all of its vectors."""
         self.valid: Expr | None = None
@@ -381,6 +384,8 @@ class GpuNest(Nest):
         turns = self.unrolled(self.values.simplified(tirx.floordiv(it.extent, width)))
         places = [[it.at(number * width + lane) for lane in range(width)] for number, _ in turns]
         found = [self.elements(it.operand, row) for row in places]
+        if width == 1:  # vectors are loaded; single elements would be where they are summed, one by one
+            found = [[in_register(value) for value in values] for values in found]
         for (_, valid), row, values in zip(turns, places, found, strict=True):
             for place, value in zip(row, values, strict=True):
                 kept = b.Variable(it.dtype, value).value
@@ -388,6 +393,9 @@ class GpuNest(Nest):
                 self.values.memory[key] = kept
                 kept = kept if valid is None else T.if_then_else(valid, kept, it.neutral)
                 total.set(it.combine(total.value, kept))
+
+    def scan(self, node: Node, index: Index) -> None:
+        scan_row(self, node, index)
 
     def over_lanes(self, it: Reduction, value: Expr) -> Expr:
         """Return what all lanes of a row found, on each of them."""
@@ -406,12 +414,19 @@ class GpuNest(Nest):
         words = words_of(value, dtype)
         return from_words([self.dialect.shuffle(word, distance, self.thread) for word in words], dtype)
 
-    def exchanged(self, value: Expr, dtype: str) -> Callable[[Expr], Expr]:
-        """Leave a warp's value in shared memory; what is returned reads that of a warp."""
+    def exchanged(self, value: Expr, dtype: str, first: int | None = None) -> Callable[[Expr], Expr]:
+        """Leave a warp's value in shared memory; what is returned reads that of a warp.
+
+        first: The slot; by default one of its own.
+        """
         wave, shared = self.dialect.wave, self.dialect.shared
         words = words_of(value, dtype)
-        first, self.slot = self.slot, self.slot + len(words)
-        check(self.slot <= SLOTS, f"a chain whose reductions over a block take more than {SLOTS} words")
+        if first is None:
+            first, self.slot = self.slot, self.slot + len(words)
+        check(
+            self.slot <= SLOTS,
+            f"a chain whose reductions over a block take more than {SLOTS} words",
+        )
         with b.when(tirx.floormod(self.lane, wave) == 0):
             for number, word in enumerate(words, first):
                 b.store(shared, word, number * wave + tirx.floordiv(self.lane, wave))

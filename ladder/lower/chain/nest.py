@@ -23,7 +23,7 @@ from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index, is_same
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.values import Values
-from ladder.partition.rows import loop_axes
+from ladder.partition.rows import SCANS, column_axes, loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
 
@@ -32,8 +32,17 @@ BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bflo
 MOST_BRANCHES = 64
 """Of a result: joins of several axes that are cut in each other's branches multiply."""
 
-COMBINE = {"reduce_sum": "add", "reduce_max": "maximum"}
-"""Reduction -> the operator that makes one of two values."""
+COMBINE = {
+    "reduce_sum": "add",
+    "reduce_max": "maximum",
+    "scan_sum": "add",
+    "scan_max": "maximum",
+    "scan_product": "mul",
+}
+"""Reduction, or scan -> the operator that makes one of two values."""
+
+NEUTRAL = {"add": 0, "mul": 1}
+"""Such an operator -> what changes no value; others take the least there is."""
 
 
 class Nest(ABC):
@@ -45,6 +54,10 @@ class Nest(ABC):
     def __init__(self, chain: Chain, align: int = 0) -> None:
         graph, self.scatters = chain.graph, chain.scatters
         rows = loop_axes(graph, graph.outputs)
+        self.of_columns = rows is None
+        """Whether the last axis of results counts rows too."""
+        if rows is None and (axes := column_axes(graph, graph.outputs)) is not None:
+            rows = axes[0]
         if rows is None:
             raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
         self.graph, self.rows, self.align = graph, rows, align
@@ -135,6 +148,10 @@ class Nest(ABC):
     def register(self, value: Expr) -> Expr:
         """Return a value that is computed once."""
 
+    def scan(self, node: Node, index: Index) -> None:
+        """Emit a scan of the row of an element into cells of `values`."""
+        raise ScheduleError("only lanes of GPUs that hold a row scan it")
+
     @abstractmethod
     def reduce(self, node: Node, index: Index) -> None:
         """Emit a reduction into a cell of `values`."""
@@ -182,7 +199,9 @@ class Nest(ABC):
         and end with it.
         """
         for node, place in self.values.needed(value, index):
-            if any(uses(part, inner) for part in place):
+            if node.operator in SCANS:
+                self.scan(node, place)
+            elif any(uses(part, inner) for part in place):
                 it = Reduction(self, node, place)
                 probe = self.probe("k", it.extent)
                 self.prepare(it.operand, it.at(probe), (*inner, probe))
@@ -246,16 +265,17 @@ class Reduction:
     """
 
     def __init__(self, nest: Nest, node: Node, index: Index) -> None:
-        self.operand, self.keep = node.inputs[0], node_attributes(node)["keep"]
+        self.operand, self.keep = node.inputs[0], node_attributes(node).get("keep", True)
         self.operator = node.operator
         shape = nest.graph.tile(self.operand).shape
         self.axis = node_attributes(node)["axis"] % len(shape)
         self.extent = nest.extent(shape[self.axis])
         self.dtype = computed_type(node.tile.ttype.name)
-        self.lower = nest.values.lowering(COMBINE[node.operator])
+        combine = COMBINE[node.operator]
+        self.lower = nest.values.lowering(combine)
         self.index, self.register = index, nest.register
-        name = node.tile.ttype.name
-        self.neutral = tirx.const(0, self.dtype) if node.operator == "reduce_sum" else least(name)
+        known = combine in NEUTRAL
+        self.neutral = tirx.const(NEUTRAL[combine], self.dtype) if known else least(node.tile.ttype.name)
 
     def combine(self, total: Expr, value: Expr) -> Expr:
         """Return a total with one more value; what the next total waits for is as short as may be."""

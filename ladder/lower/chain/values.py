@@ -25,7 +25,8 @@ from ladder.ir.scalars import opaque
 from ladder.lower import Expr
 from ladder.lower.chain.element_types import HALVES, computed_type
 from ladder.lower.chain.indices import Index, Indices, is_same
-from ladder.partition.rows import REDUCTIONS, reshape_groups
+from ladder.partition.rows import REDUCTIONS, SCANS, reshape_groups
+from schedules.schedule import check
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
 
@@ -55,6 +56,7 @@ class Values(Indices):
 
     def __post_init__(self) -> None:
         self.memory: dict[Any, Expr] = {}
+        self.scanned: set[Any] = set()  # scans whose row is in cells
         self.loops: list[Any] = []
         self.open: list[tuple[Expr, Expr]] = []
         """Comparisons that the values made so far leave to run time."""
@@ -67,19 +69,14 @@ class Values(Indices):
         self.keep: Callable[[Expr], Expr] | None = None
         """Puts what several nodes read into a register; None where nothing may be emitted."""
         self.clamped = self.dependents(n.name for n in self.graph.nodes if n.operator in REDUCTIONS)
-        """Values that may be read before the conditions on a read: their indices are brought inside.
-
-        Reductions run first, and so do long expressions.
-        """
+        """Values read before the conditions on a read, as reductions are: indices are brought inside."""
         readers = [value for node in self.graph.nodes for value in node.inputs]
         self.shared = {value for value in readers if readers.count(value) > 1}
 
     def at(self, value: str, index: Index) -> Expr:
         index = tuple(self.simplified(i) for i in index)
         key = self.key(value, index)
-        found = self.cells.get(key)
-        if found is None:
-            found = self.memory.get(key)
+        found = self.cells.get(key, self.memory.get(key))
         if found is None and value in self.rows:
             row, columns = self.rows[value]
             found = columns[index[-1]] if self.key(value, index[:-1]) == row else None
@@ -101,8 +98,9 @@ class Values(Indices):
         if row.elementwise:
             operands = [self.at(v, i) for v, i in zip(node.inputs, self.operands(node, index), strict=True)]
             return self._computed(node, operands)
-        if node.operator in REDUCTIONS and (self.looking or 0 in node.tile.shape):
+        if node.operator in (*REDUCTIONS, *SCANS) and (self.looking or 0 in node.tile.shape):
             return tirx.const(1, computed_type(node.tile.ttype.name))
+        check(node.operator not in SCANS, "a scan is read at another column than it is computed for")
         return _MAKERS[node.operator](self, node, index, node_attributes(node))
 
     def named(self, value: Expr) -> Expr:
@@ -151,8 +149,9 @@ class Values(Indices):
             if value in self.rows and self.key(value, index[:-1]) == self.rows[value][0]:
                 return
             node = self.graph.producer(value)
-            if node.operator in REDUCTIONS:
-                found[key] = (node, index)
+            if node.operator in (*REDUCTIONS, *SCANS):
+                if self.key(node.name, index[:-1]) not in self.scanned:
+                    found[key] = (node, index)
                 return
             for operand, place in zip(node.inputs, self.places(node, index), strict=True):
                 if place is not None:

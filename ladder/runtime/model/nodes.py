@@ -111,6 +111,15 @@ def _sum(node: Node, now: CallSizes, where: torch.device) -> Run:
     return lambda x: x.sum(given["axis"], keepdim=given["keep"], dtype=dtype)
 
 
+def _scan(node: Node, now: CallSizes, where: torch.device) -> Run:
+    """Accumulate in the operand's type; of nothing but values are asked."""
+    axis, dtype = node_attributes(node)["axis"], _type(node)
+    if node.operator == "scan_max":
+        return lambda x: torch.cummax(x, axis).values
+    accumulate = torch.cumsum if node.operator == "scan_sum" else torch.cumprod
+    return lambda x: accumulate(x, axis, dtype=dtype)
+
+
 def _largest(node: Node, now: CallSizes, where: torch.device) -> Run:
     given, dtype, shape = node_attributes(node), _type(node), now.numbers(node.tile.shape)
 
@@ -221,6 +230,7 @@ _ROWS: Mapping[str, Make] = {
     "iota": _iota,
     "reduce_sum": _sum,
     "reduce_max": _largest,
+    **dict.fromkeys(("scan_sum", "scan_max", "scan_product"), _scan),
     "concat": _concat,
     "repeat": _repeat,
     "pad": _pad,
