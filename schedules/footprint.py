@@ -436,9 +436,11 @@ def of_any_n(gemm: Gemm) -> Gemm:
 def warpgroup_blocks(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
     """Return the blocks of wgmma that a multiprocessor holds.
 
-    ptxas is asked to leave them registers, and shared memory that is left unused keeps further ones out.
+    ptxas is asked to leave them registers, and shared memory that is left unused keeps further ones out. A
+    loop that scales int8 sums by groups decodes ahead in more registers than two blocks leave it.
     """
-    if schedule.persistent or moves_registers(gemm, schedule):
+    scaled = gemm.activation == "int8" and gemm.group_size < gemm.k
+    if schedule.persistent or moves_registers(gemm, schedule) or scaled:
         return 1
     fitting = device.shared_per_unit // (_placed_bytes(gemm, schedule) + RESERVED_BYTES)
     enough = math_register_estimate(gemm, schedule) + SQUEEZED

@@ -241,8 +241,16 @@ def candidate_for(gemm: Gemm, device: TileDevice, m: int) -> Candidate:
 
 def _is_outdated(request: Request, plan: Plan) -> bool:
     """Tell whether a plan was kept before one of its kernels was compiled, and seen to spill."""
-    spilling = seen_spilling(request.gemm, request.target)
-    return any(schedule in spilling for _, schedule in plan.entries)
+    spilling = {s for _, s in plan.entries} & set(seen_spilling(request.gemm, request.target))
+    return bool(spilling) and not spilling <= _timed(request)
+
+
+def _timed(request: Request) -> set[Schedule]:
+    """Return what was measured at the likest shape: what such kernels spill is part of their times."""
+    from schedules.estimate import Estimator
+
+    gemm, device, known = request.gemm, request.target, tuning_database()
+    return set(Estimator(gemm, device, known.measurements(device, gemm), known.akin(device, gemm)).measured)
 
 
 def _plan_key(request: Request, **further: int) -> str:
@@ -292,7 +300,8 @@ def serving(request: Request, m: int) -> Request:
 def settled(request: Request, choose: Callable[[], Plan]) -> tuple[Plan, list[Kernel]]:
     """Return the plan of a request by a policy that chooses again while kernels spill, and its kernels.
 
-    Where all that is chosen spills, what spills least, after a warning; a plan of the request's own stands.
+    Where all that is chosen spills, what spills least, after a warning unless it was measured to be fast all
+    the same; a plan of the request's own stands.
 
     Raises CompilerError, MissingToolError if one must be built and cannot.
     """
@@ -303,7 +312,9 @@ def settled(request: Request, choose: Callable[[], Plan]) -> tuple[Plan, list[Ke
         found, kernels = least_spilling(_plans(request, plan, choose), itemgetter(1))
         if not any(kernel.spilled for kernel in kernels):
             return found, kernels
-        warn_of_spills(kernels, request.target)
+        timed = _timed(request)
+        chosen = zip(found.entries, kernels, strict=True)
+        warn_of_spills([kernel for (_, taken), kernel in chosen if taken not in timed], request.target)
         _spilling[request, plan] = _spilling[request, choose()] = found
     taken = _spilling[request, plan]
     return taken, _kernels_of(request, taken)

@@ -121,6 +121,31 @@ def test_what_compilers_report_as_spilled() -> None:
     assert spilled({"a": {"registers": 255, "stack": 64}}) == 0
 
 
+def test_what_was_measured_to_be_fast_spills_without_a_warning(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Its spills are part of its times: those of 8192 x 8192 hold tiles that spill."""
+    gemm = gemm_for(8192, 8192, "int4", "int8", group_size=128, output="float16")
+    request = Request(gemm, "cuda/sm_90a")
+    timed = {str(schedule) for schedule in compiling._timed(request)}
+    monkeypatch.setattr(faults, "_warned", set())
+    monkeypatch.setattr(compiling, "_spilling", {})
+
+    def find(jobs: Sequence[Job]) -> list[Kernel]:
+        counts = [40 * (str(job.facts["schedule"]) in timed) for job in jobs]
+        return [
+            Kernel(Path("k.so"), {"entry": "k", "resources": {"k": {"spill_stores": count}}}, True, dict)
+            for count in counts
+        ]
+
+    monkeypatch.setattr(compiling, "find_or_build", find)
+    plan, kernels = obtain(request)
+    assert any(str(schedule) in timed for _, schedule in plan.entries)
+    assert any(kernel.spilled for kernel in kernels)
+    assert not [warning for warning in recwarn if issubclass(warning.category, LadderWarning)]
+    assert not compiling._is_outdated(request, plan)
+
+
 def test_where_all_spill_the_least_is_taken_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was tried is not tried again, whoever asks."""
     monkeypatch.setattr(faults, "_warned", set())
