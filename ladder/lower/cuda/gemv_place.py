@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -10,7 +11,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.gemv_geometry import Slices
 from ladder.lower.cuda.gemv_spec import Spec
-from ladder.lower.cuda.grouped import find_m_tile
+from ladder.lower.cuda.grouped import FOUND_WORDS, Told, find_m_tile, shares_search
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.grouped import count_m_tiles
@@ -98,12 +99,14 @@ class Place(BlockPlace):
     column: First weight row of the warp; of a gated product, of the first half.
     exists: Whether there are activation rows.
     share: The block's tiles along K.
+    pool: The block's shared memory, if the search for its activation rows has begun it.
     """
 
     owner: Expr
     column: Expr
     exists: Expr
     share: Share
+    pool: Any
 
 
 def find_place(spec: Spec, args: Arguments, overlap: Overlap) -> Place:
@@ -119,12 +122,15 @@ def find_place(spec: Spec, args: Arguments, overlap: Overlap) -> Place:
     row, column = spec.step.lanes.operand(warp.lane)
     owner = b.bind(warp.strip % geo.tile_strips * (32 * geo.own_blocks) + row * 4 + column)
     first_row = b.bind(block * geo.columns)
-    found = find_m_tile(args, m_tile, tile_m, warp.lane, overlap)
+    pool = b.shared_pool() if shares_search(spec.gemm) else None
+    told = None if pool is None else Told(warp.warp, pool.alloc((FOUND_WORDS,), "int32", align=16))
+    found = find_m_tile(args, m_tile, tile_m, warp.lane, overlap, told)
     m_count = b.bind(T.min(found.args.m - found.first, tile_m))
     column = b.keep(warp.strip * geo.own_rows)
     share = _share_of_k(spec, rank, found.args.k_tiles)
     return Place(
-        found.args, warp, rank, first_row, found.first, m_count, owner, column, found.exists, share
+        found.args, warp, rank, first_row, found.first, m_count, owner, column, found.exists, share,
+        pool,
     )  # fmt: skip
 
 

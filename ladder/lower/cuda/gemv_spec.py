@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.cuda.gemv_geometry import STRIP, GemvGeometry
+from ladder.lower.cuda.grouped import FOUND_BYTES, shares_search
 from ladder.lower.gpu.decode import Decoder, make_decoder
 from ladder.lower.gpu.groups import Correction, Groups, left_by
 from ladder.lower.gpu.instructions import STEP_COLUMNS, MatrixStep, select_step
@@ -108,5 +109,6 @@ def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int
         gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums, core=core
     )
     shared = 4 * X_BUFFERS * X_SUMS * shares_sums(gemm, schedule, step, groups, decoder)
+    shared += FOUND_BYTES * shares_search(gemm)
     geo = GemvGeometry(groups, step, device, schedule, 4 * decoder.table_words + shared + held)
     return Spec(gemm, schedule, step, groups, decoder, geo)

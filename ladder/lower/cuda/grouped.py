@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.script import tirx as T
 
+from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
@@ -40,8 +41,41 @@ class Warp:
         return value
 
 
-def find_m_tile(args: Arguments, block: Expr, tile_m: int, lane: Expr, overlap: Overlap) -> MTile:
-    """Find the activation rows of a tile; ranges are read after the kernel before, which may write them."""
+FOUND_WORDS, FOUND_BYTES = 4, 128
+"""Words by which the first warp of a block tells the others (expert, first row, end, whether it exists), and
+bytes until buffers of alignment 128 may follow."""
+
+
+class Told(NamedTuple):
+    """The thread's warp, and `FOUND_WORDS` int32 of shared memory of the block."""
+
+    warp: Expr
+    words: Any
+
+
+def shares_search(gemm: Gemm) -> bool:
+    """Tell whether blocks find their rows by a search, which one warp can do for all."""
+    return bool(gemm.experts) and not gemm.masked and not gemm.slots
+
+
+def find_m_tile(
+    args: Arguments, block: Expr, tile_m: int, lane: Expr, overlap: Overlap, told: Told | None = None
+) -> MTile:
+    """Find the activation rows of a tile; ranges are read after the kernel before, which may write them.
+
+    told: Where the first warp tells the others what it found, so that they leave their schedulers to it;
+        None: every warp searches.
+    """
     if args.experts is not None:
         overlap.wait()
-    return grouped.find_m_tile(args, block, tile_m, Warp(lane))
+    if told is None:
+        return grouped.find_m_tile(args, block, tile_m, Warp(lane))
+    with b.when(told.warp == 0):
+        run = grouped.find_run(args, tile_m, Warp(lane))
+        found = grouped.find_rows(args, run, block, tile_m, Warp(lane))
+        with b.when(lane == 0):
+            for index, value in enumerate(found):
+                b.store(told.words, T.Cast("int32", value), index)
+    b.block_sync()
+    expert, first, stop, exists = (b.keep(told.words[index]) for index in range(FOUND_WORDS))
+    return MTile(grouped.args_of_expert(args, expert, stop), first, exists != 0)
