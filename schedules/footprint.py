@@ -9,7 +9,7 @@ from math import gcd
 
 from ladder.ir.gemm import PACKED_ROWS, Gemm
 from schedules.codes import table_bytes, weight_bits
-from schedules.layouts import EXPONENT_GROUP, EXPONENTS, lane_of, packed_group, padded
+from schedules.layouts import EXPONENT_GROUP, EXPONENTS, TILE, lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from schedules.shares import shares_columns
 from schedules.waves import FORMS, block_lanes, lds_bytes, tile_rows, wave_registers
@@ -246,7 +246,8 @@ def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the shared memory of one block."""
     if schedule.pipeline == "gemv":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
-        return max(table_bytes(gemm) + least_x_bytes(gemm, schedule), sums)
+        held = table_bytes(gemm) + shared_value_bytes(gemm, schedule) + least_x_bytes(gemm, schedule)
+        return max(held, sums)
     if schedule.pipeline == "digits":
         sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
         return 4096 + max(16 * digit_tile_bytes(gemm, schedule), sums)
@@ -326,16 +327,49 @@ def registers_per_thread(gemm: Gemm, schedule: GpuSchedule) -> int:
     return math_register_estimate(gemm, schedule)
 
 
+def shares_values(gemm: Gemm) -> bool:
+    """Tell whether the lanes of a gemv warp load scales and zero points of two bytes for each other."""
+    valued = (gemm.scale and not streams_exponents(gemm)) or gemm.zero != "none"
+    small = gemm.group_size < gemm.k and packed_group(gemm.group_size, gemm.k) < TILE
+    return valued and small and lane_of(gemm.activation) == 16
+
+
+def value_parts(gemm: Gemm) -> tuple[int, ...]:
+    """Return how many numbers of each array of a group's values belong to it: its scale, its zero point."""
+    return tuple(filter(None, (int(gemm.scale), {"none": 0, "integer": 1, "float": 2}[gemm.zero])))
+
+
+def value_words(gemm: Gemm, schedule: GpuSchedule) -> list[int]:
+    """Return the words of each array's values that the tiles in flight of a gemv warp have."""
+    groups = schedule.stages * (TILE // packed_group(gemm.group_size, gemm.k))
+    return [groups * parts * schedule.warp_rows // 2 for parts in value_parts(gemm)]
+
+
+def shared_value_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the shared memory through which the lanes of a gemv block hand out values, at most."""
+    return 4 * schedule.warps * sum(value_words(gemm, schedule)) if shares_values(gemm) else 0
+
+
 def _gemv_registers(gemm: Gemm, schedule: GpuSchedule) -> int:
-    """Return the registers below which ptxas spills, roughly; neighbouring tiles share scales."""
-    group = scale_span(gemm) or gemm.k
-    values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
-    shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
-    fetched = schedule.stages * weight_bits(gemm) + values * max(1, 64 // group) * schedule.stages // shared
+    """Return the registers below which ptxas spills, roughly."""
     # Either scales that were multiplied out, or a second set of sums.
     sums = schedule.tile_m // 2 + (4 if schedule.placement == "operand" else schedule.tile_m // 2)
     operands = schedule.warp_rows // 2 + schedule.tile_m // 2
-    return 16 + operands + schedule.warp_rows // 16 * (sums + fetched)
+    fetched = schedule.stages * weight_bits(gemm)
+    rest = 16 + operands + _gemv_values(gemm, schedule)
+    return rest + schedule.warp_rows // 16 * (sums + fetched)
+
+
+def _gemv_values(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the registers of scales and zero points; neighbouring tiles share those of long groups."""
+    if shares_values(gemm):
+        # In flight, and as many at least of a tile; tiles of small groups are multiplied by halves (ptxas).
+        held = sum(4 * -(-words // 128) for words in value_words(gemm, schedule))
+        return 2 * held - 12 + (schedule.warp_rows // 2 if schedule.placement == "accumulator" else 0)
+    group = scale_span(gemm) or gemm.k
+    values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
+    shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
+    return schedule.warp_rows // 16 * (values * max(1, 64 // group) * schedule.stages // shared)
 
 
 def _digits_registers(gemm: Gemm, schedule: GpuSchedule) -> int:

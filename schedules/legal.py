@@ -31,6 +31,7 @@ from schedules.footprint import (
     resources,
     scale_span,
     shared_bytes,
+    shared_value_bytes,
 )
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.rules import AXES, DEALS, RULES, serves
@@ -185,7 +186,7 @@ def _gemv_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"warps={schedule.warps} are not as many for each of {schedule.split_k} slices of K"
     shared = schedule.placement == "accumulator" and schedule.cluster > 1
     sums = 4 * X_BUFFERS * X_SUMS if shared else 0
-    taken = table_bytes(gemm) + sums + least_x_bytes(gemm, schedule)
+    taken = table_bytes(gemm) + shared_value_bytes(gemm, schedule) + sums + least_x_bytes(gemm, schedule)
     if taken > X_BUFFER_BYTES:
         yield f"buffers of A and tables of {taken} bytes, limit {X_BUFFER_BYTES}"
 

@@ -28,6 +28,7 @@ from schedules.footprint import (
     SLICED,
     WARPGROUPS,
     k_slices,
+    shared_value_bytes,
     slice_columns,
 )
 from schedules.gemv_buffers import buffer_chunks, gemv_blocks, gemv_run
@@ -89,7 +90,8 @@ def dealt_slices(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
     same = gemm.scale and lane_of(gemm.activation) == 16 and schedule.placement == "operand"
     if not same or schedule.cluster > 1 or table_bytes(gemm):
         return 0
-    chunks = buffer_chunks(device, gemv_blocks(gemm, device, schedule, 0), 0)
+    tables = shared_value_bytes(gemm, schedule)
+    chunks = buffer_chunks(device, gemv_blocks(gemm, device, schedule, tables), tables)
     run = gemv_run(schedule, chunks, TILE_CHUNKS)
     return schedule.split_k if run * TILE == DEALT_COLUMNS else 0
 

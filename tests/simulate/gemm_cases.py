@@ -236,6 +236,30 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
         gemv(placement="accumulator", tile_m=16, warps=5, split_k=1, stages=3, warp_rows=32),
         (13,),
     ),
+    "gemv values by one lane for others, two loads of zeros, whole turns": (
+        "sm_90a",
+        gemm(weight="uint4", group_size=16, scale=True, zero="float", n=460, k=1500, output="float16"),
+        gemv(warps=14, split_k=2, warp_rows=32),
+        (1, 7),
+    ),
+    "gemv values by one lane for others, runs of one tile, several buffers of x": (
+        "sm_90a",
+        gemm(weight="int6", group_size=32, scale=True, n=130, k=4200, output="float16"),
+        gemv(tile_m=16, warps=16, split_k=16, stages=4),
+        (16,),
+    ),
+    "gemv values by one lane for others, raw operands of two blocks, runs of three": (
+        "sm_90a",
+        gemm(activation="bfloat16", group_size=48, scale=True, zero="integer", n=203, k=2900),
+        gemv(placement="accumulator", stages=3, warps=3, split_k=3, warp_rows=32, cluster=2),
+        (2,),
+    ),
+    "gemv zeros alone by one lane for others": (
+        "sm_75",
+        gemm(weight="uint3", group_size=32, zero="integer", k=700),
+        gemv(stages=4, warps=4, split_k=4),
+        (8,),
+    ),
     "gemv raw bfloat16": (
         "sm_80",
         gemm(weight="int4", activation="bfloat16", group_size=128, scale=True, k=700, output="bfloat16"),

@@ -53,6 +53,10 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int]] = {
         gemm(n=256, k=333, scale=True, group_size=128, zero="float", output="float16", bias=True),
         gemv(**WIDE, warps=6), 1,
     ),
+    "uint4, groups of 32 whose lanes share values": (
+        gemm(n=384, k=1000, scale=True, group_size=32, zero="float", output="float16"),
+        gemv(**WIDE, warps=6), 3,
+    ),
     "uint3, two blocks share K": (
         gemm(
             n=384, k=600, weight="uint3", scale=True, group_size=64, output="bfloat16",

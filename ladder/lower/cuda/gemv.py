@@ -25,6 +25,7 @@ from ladder.lower.cuda.gemv_offset_sums import OffsetSums
 from ladder.lower.cuda.gemv_place import Place, find_place, prefetch
 from ladder.lower.cuda.gemv_spec import Spec, choose_spec
 from ladder.lower.cuda.gemv_sums import SliceSums, halves_of
+from ladder.lower.cuda.gemv_values import warp_words
 from ladder.lower.cuda.gemv_weights import Cursor, Weights
 from ladder.lower.cuda.launch import Overlap, Prologue
 from ladder.lower.gpu.accumulators import Accumulators
@@ -33,7 +34,7 @@ from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.emission import SharedTable, allocate_table
 from ladder.lower.gpu.instructions import STEP_COLUMNS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier, WideningMultiplier
-from schedules.footprint import X_BUFFERS
+from schedules.footprint import X_BUFFERS, shares_values
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
@@ -47,6 +48,7 @@ class Memory:
     sums: The thread's accumulators.
     x: Buffers of x.
     slices: Where the slices of K leave their sums; reuses the memory of everything else.
+    values: Where the lanes of each warp hand out scales and zero points, if they do.
     rows: Activation rows that a prologue computes; None where they are an argument.
     """
 
@@ -55,6 +57,7 @@ class Memory:
     sums: Accumulators
     x: Any
     slices: Any
+    values: Any = None
     rows: Any = None
 
 
@@ -69,11 +72,13 @@ def allocate(spec: Spec, place: Place, prologue: Prologue | None) -> Memory:
     sums = Accumulators(
         spec.groups, spec.step, spec.decoder.operand, geo.row_blocks, spec.row_blocks, spec.left, known
     )
+    words = geo.threads // 32 * warp_words(spec)
+    values = pool.alloc((words,), "uint32", align=128) if shares_values(spec.gemm) else None
     x = pool.alloc((X_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
     pool.move_base_to(0)
     slices = pool.alloc((schedule.split_k, schedule.tile_m, geo.pitch), sums.dtype, align=128)
     pool.commit()
-    return Memory(table, shared_sums, sums, x, slices, rows)
+    return Memory(table, shared_sums, sums, x, slices, values, rows)
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class Iteration:
         geo = self.spec.geo
         for first in range(0, self.spec.schedule.stages, geo.run):
             self.x.ensure()
+            self.weights.begin(first, guarded=guarded)
             for index in range(geo.run):
                 self._multiply(first + index, guarded)
                 self.weights.load(first + index, geo.iteration_tiles + index, guarded=guarded)
@@ -106,7 +112,6 @@ class Iteration:
         def load_activations(block: int, span: int, out: Any) -> None:
             self.x.loader.load(block, index * geo.tile_chunks + span * SPAN_CHUNKS, out)
 
-        group = self.weights.groups[slot // geo.group_tiles]
         # A guarded tile may be the last of its group that exists.
         flush = guarded or (index + 1) % geo.flush_tiles == 0
         if self.memory.offset_sums is not None:
@@ -114,6 +119,7 @@ class Iteration:
             self.memory.offset_sums.tiles = range(index // period * period, index // period * period + period)
         with b.when(self.cursor.inside(index) if guarded else True):
             tile = b.bind(self.cursor.run.value * geo.run + index)
+            group = self.weights.values.read(slot)
             for registers in group:
                 registers.tile = tile if geo.run % 2 else index
             self.memory.sums.scale_columns(self.place.args, self.place.warp.lane, self.place.first_m, tile)
@@ -144,7 +150,7 @@ class Gemv:
         cursor = Cursor(spec, place)
         overlap.release()
         memory = allocate(spec, place, prologue)
-        weights = Weights(spec, place, cursor)
+        weights = Weights(spec, place, cursor, memory.values)
         prefetch(spec, place, overlap)
         if prologue is not None:
             place = replace(place, args=replace(place.args, x=memory.rows))

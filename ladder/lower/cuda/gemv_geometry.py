@@ -13,6 +13,7 @@ from schedules.footprint import (
     X_BUFFERS,
     block_rows,
     block_threads,
+    shared_value_bytes,
 )
 from schedules.gemv_buffers import buffer_chunks, gemv_blocks, gemv_run, unit_rounds
 from schedules.layouts import TILE
@@ -80,7 +81,10 @@ class Slices:
 
 @dataclass(frozen=True)
 class GemvGeometry(Slices):
-    """Sizes that follow from a problem, a device, a schedule and the bytes of tables beside x."""
+    """Sizes that follow from a problem, a device, a schedule and the bytes of tables beside x.
+
+    Scales and zero points that lanes hand out have memory of their own beside these.
+    """
 
     groups: Groups
     step: MatrixStep
@@ -102,9 +106,14 @@ class GemvGeometry(Slices):
         )
 
     @property
+    def held_bytes(self) -> int:
+        """Shared memory of a block that holds no x."""
+        return self.table_bytes + shared_value_bytes(self.groups.gemm, self.schedule)
+
+    @property
     def resident_blocks(self) -> int:
         """Blocks per multiprocessor that registers and shared memory are meant for."""
-        return gemv_blocks(self.groups.gemm, self.device, self.schedule, self.table_bytes)
+        return gemv_blocks(self.groups.gemm, self.device, self.schedule, self.held_bytes)
 
     @property
     def run(self) -> int:
@@ -139,7 +148,7 @@ class GemvGeometry(Slices):
     @property
     def buffer_chunks(self) -> int:
         """16-byte chunks of one of the `X_BUFFERS` of x: as many as resident blocks leave room for."""
-        return buffer_chunks(self.device, self.resident_blocks, self.table_bytes)
+        return buffer_chunks(self.device, self.resident_blocks, self.held_bytes)
 
     @property
     def least_units(self) -> int:
@@ -168,4 +177,4 @@ class GemvGeometry(Slices):
         """Shared memory of a block."""
         x = X_BUFFERS * self.buffer_chunks * CHUNK_WORDS
         sums = self.schedule.split_k * self.schedule.tile_m * self.pitch
-        return max(self.table_bytes + 4 * x, 4 * sums)
+        return max(self.held_bytes + 4 * x, 4 * sums)

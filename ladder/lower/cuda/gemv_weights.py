@@ -13,11 +13,10 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_place import Place, half_words
 from ladder.lower.cuda.gemv_spec import Spec
+from ladder.lower.cuda.gemv_values import OwnValues, SharedValues
 from ladder.lower.gpu.decode import load_order
-from ladder.lower.gpu.groups import GroupRegisters, array_dtype
 
 LOADS = {width: f"ld.global.L1::no_allocate{'' if width == 1 else f'.v{width}'}.u32" for width in (1, 2, 4)}
 """Weights are read once: they bypass L1. ``.nc`` would let ptxas move loads before `Overlap.wait`."""
@@ -51,18 +50,18 @@ class Cursor:
 
 
 class Weights:
-    """Registers of the tiles in flight, and their loads."""
+    """Registers of the tiles in flight, and their loads.
 
-    def __init__(self, spec: Spec, place: Place, cursor: Cursor) -> None:
+    shared: Shared memory through which lanes hand out scales and zero points, if they do.
+    """
+
+    def __init__(self, spec: Spec, place: Place, cursor: Cursor, shared: Any = None) -> None:
         self.spec, self.place, self.cursor = spec, place, cursor
         geo, groups, stages = spec.geo, spec.groups, spec.schedule.stages
         self.half_words = half_words(place.args, geo, groups.tile_words)
         self.words = [[b.local(groups.bits, "uint32") for _ in range(geo.row_blocks)] for _ in range(stages)]
-        types = (array_dtype(place.args.scales), array_dtype(place.args.zeros))
-        self.groups = [
-            [GroupRegisters(groups, spec.step, place.warp.lane, types) for _ in range(geo.row_blocks)]
-            for _ in range(stages // geo.group_tiles)
-        ]
+        kind = OwnValues if shared is None else partial(SharedValues, shared=shared)
+        self.values: OwnValues | SharedValues = kind(spec, place, cursor.run)
 
     def fill(self) -> None:
         """Emit the loads of the first tiles."""
@@ -71,19 +70,22 @@ class Weights:
             self.load(slot, slot // geo.run * geo.round_tiles + slot % geo.run, guarded=True)
 
     def load(self, slot: int, distance: int, *, guarded: bool) -> None:
-        """Emit the loads of a tile's words and, after the last tile of a group, of its scales.
+        """Emit the loads of a tile's words and, where they are due, of scales and zero points.
 
         ``distance`` counts tiles from the first of the current run.
         """
-        gemm, group_tiles, inside = self.spec.gemm, self.spec.geo.group_tiles, self.cursor.inside
+        gemm, inside = self.spec.gemm, self.cursor.inside
         with b.when(inside(distance) if guarded else True):
             for block, words in enumerate(self.words[slot]):
                 self._load_words(words, block, distance)
-        before = group_tiles - 1
-        if slot % group_tiles == before and (gemm.scale or gemm.zero != "none"):
+        before = self.values.due(slot)
+        if before is not None and (gemm.scale or gemm.zero != "none"):
             with b.when(inside(distance - before) if guarded else True):
-                for block, registers in enumerate(self.groups[slot // group_tiles]):
-                    registers.fetch(partial(self._read_group, distance - before, block))
+                self.values.load(slot, distance - before, guarded=guarded)
+
+    def begin(self, slot: int, *, guarded: bool) -> None:
+        """Emit what the run that begins with a slot needs before its first tile."""
+        self.values.share(slot, self.cursor.inside(0) if guarded else True)
 
     def _load_words(self, target: Any, block: int, distance: int) -> None:
         """Emit the loads of a thread's words of one fragment's rows of a tile."""
@@ -96,14 +98,3 @@ class Weights:
             registers = (target[at + i] for i in range(width))
             b.ptx(LOADS[width], *registers, self.place.args.words.ptr_to([0, 0, word]))
             at += width
-
-    def _read_group(self, distance: int, block: int, name: str, granule: int, part: int, row: Expr) -> Expr:
-        """Return one scale or zero point of a K tile."""
-        array, length = getattr(self.place.args, name), self.spec.geo.run
-        run = self.cursor.run.value + distance // length
-        group = self.spec.groups.run_row(run, length, distance % length, granule)
-        half, own = divmod(block, self.spec.geo.own_blocks)
-        column = self.place.column + half * self.place.args.n + own * STRIP + row
-        if name == "zeros" and self.spec.gemm.zero == "float":
-            return array[group, part, column]
-        return array[group, column]

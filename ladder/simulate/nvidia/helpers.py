@@ -129,6 +129,12 @@ def prmt(low: Array, high: Array, selector: Array) -> Array:
     return result
 
 
+def twice(word: Array, half: str) -> Array:
+    """Return the low or high half of a word in both halves."""
+    bits = word >> np.uint32(16 * (half == "h")) & np.uint32(0xFFFF)
+    return np.asarray(bits * np.uint32(0x10001), np.uint32)
+
+
 def _by_halves(function: Callable[..., Array]) -> Callable[..., Array]:
     """Apply a function of exact float64 halves, and its rounding, to both halves of words."""
 
@@ -419,6 +425,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_lop3_([0-9a-f]{2})", "lop3.b32 %0, %1, %2, %3, 0x{0}", _words(lop3)),
     Helper(r"ladder_dot", "dp4a.u32.u32 %0, %1, %2, %3;", _words(dot)),
     Helper(r"ladder_prmt", "prmt.b32 %0, %1, %2, %3;", _words(prmt)),
+    Helper(r"ladder_twice_([lh])", "mov.b32 {{l, h}}, %1; mov.b32 %0, {{{0}, {0}}};", _words(twice)),
     Helper(r"ladder_float_mul_(\w+)", "mul.rn.{0} %0, %1, %2;", _words(multiply_halves)),
     Helper(r"ladder_float_sub_(\w+)", "sub.rn.{0} %0, %1, %2;", _words(subtract_halves)),
     Helper(r"ladder_float_fma_(\w+)", "fma.rn.{0} %0, %1, %2, %3;", _words(fma_halves)),
