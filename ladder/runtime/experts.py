@@ -6,7 +6,7 @@ never waits for the device and can be captured in a CUDA graph. On a CPU experts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -38,7 +38,8 @@ def pack_experts(gemm: Gemm, device: TileDevice, weights: Sequence[QuantizedTens
     gemm: The problem, with as many experts as there are matrices.
     device: As for `ladder.runtime.packed.pack`.
     weights: Codes ``[N, K]`` with scales and zero points, one per expert.
-    Returns: `PackedWeight` whose arrays have a leading axis of experts.
+    Returns: `PackedWeight` whose arrays have a leading axis of experts; scales and zero points of a CPU are
+        as wide as the widest.
     Raises ShapeError if there are more or fewer matrices, or one does not fit (it is named).
     """
     if len(weights) != gemm.experts:
@@ -54,8 +55,18 @@ def pack_experts(gemm: Gemm, device: TileDevice, weights: Sequence[QuantizedTens
             if name not in arrays:
                 arrays[name] = array.new_empty((gemm.experts, *array.shape))
                 _require_indexable(arrays[name])
+            elif array.shape != arrays[name].shape[1:]:
+                arrays[name], array = _as_wide(single(gemm), name, arrays[name], array)
             arrays[name][index] = array
     return PackedWeight(gemm, part.family, arrays, part.order)
+
+
+def _as_wide(gemm: Gemm, name: str, *stored: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield arrays of scales or zero points of a CPU with numbers of equal width."""
+    from ladder.lower import cpu
+
+    size = max(array.shape[-1] for array in stored)
+    return (cpu.widened(gemm, name.removesuffix("s"), array, size) for array in stored)
 
 
 def _require_indexable(array: torch.Tensor) -> None:

@@ -49,6 +49,24 @@ def test_tokens_of_experts_follow_each_other(offsets: list[int]) -> None:
     assert relative_error(y, reference(x, matrices, offsets, bias)) <= 5e-4
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("zero", ["none", "integer", "float"])
+def test_experts_whose_scales_differ_in_width(zero: str, first: int) -> None:
+    """float32 beside 16-bit ones; integer zero points are bytes in any case."""
+    ttype, generator = "int4" if zero == "none" else "uint4", torch.Generator().manual_seed(2)
+    matrices = [
+        ladder.quantize(
+            torch.randn(N, K, generator=generator), ttype, group_size=24, zero=zero,
+            scale_type="float32" if e == first else "bfloat16",
+        )
+        for e in range(E)
+    ]  # fmt: skip
+    op = ladder.GroupedMatmul(E, N, K, ttype, group_size=24, zero=zero, output="float32")
+    x, offsets = torch.randn(7, K).half(), [0, 2, 4, 7]
+    y = op(x, op.pack(matrices), torch.tensor(offsets, dtype=torch.int32))
+    assert relative_error(y, reference(x, matrices, offsets)) <= 5e-4
+
+
 def test_counted_slots() -> None:
     matrices = weights()
     op = ladder.GroupedMatmul(E, N, K, "int4", group_size=24, output="float32", masked=True)

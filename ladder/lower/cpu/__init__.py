@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.lower.cpu.pack import factors_of, pack, unpack
+from ladder.lower.cpu.pack import factors_of, pack, unpack, widened
 from targets import TileDevice
 
-__all__ = ["emit_quantize", "factors_of", "pack", "unpack"]
+__all__ = ["emit_quantize", "factors_of", "pack", "unpack", "widened"]
 
 
 def emit_quantize(source: str, device: TileDevice, name: str) -> Any:

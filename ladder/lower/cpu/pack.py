@@ -130,6 +130,16 @@ def numbers_of(gemm: Gemm, name: str, stored: torch.Tensor) -> torch.Tensor:
     return stored.view(getattr(torch, NUMBERS[computed_as(gemm, name)][stored.shape[-1]]))[..., 0]
 
 
+def widened(gemm: Gemm, name: str, stored: torch.Tensor, size: int) -> torch.Tensor:
+    """Return packed numbers in ``size`` bytes each, where each is in as many or fewer."""
+    import torch
+
+    if stored.shape[-1] == size:
+        return stored
+    dtype = getattr(torch, NUMBERS[computed_as(gemm, name)][size])
+    return numbers_of(gemm, name, stored).to(dtype)[..., None].view(torch.uint8)
+
+
 def factors_of(gemm: Gemm, weight: QuantizedTensor) -> dict[str, Factored]:
     """Return the scales, and offsets in place of zero points, that are packed as factors: all or none."""
     factors: dict[str, Factored] = {}
