@@ -32,8 +32,9 @@ from ladder.runtime.compile import ANY_M, plan_for, target_of
 from ladder.runtime.compile_pool import CompilePool, Trial
 from ladder.runtime.experts import single
 from schedules.cost import weight_bytes
+from schedules.expert_tiles import EXPERT_TILES
 from schedules.legal import is_legal, placement_for
-from schedules.policy import EXPERT_TILES, make_plan
+from schedules.policy import make_plan
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types import quantize
@@ -86,7 +87,7 @@ def candidates(gemm: Any, target: str) -> list[GpuSchedule]:
     tried += [s for tiles in EXPERT_TILES.values() for s in tiles]
     tried += [GpuSchedule("gemv", 8, stages=s, warps=w, split_k=k, warp_rows=r) for s, w, k, r in STREAMED]
     tried += [GpuSchedule("wgmma", m, n, k, stages=s, warps=w) for m, n, k, s, w in TILED]
-    placed = [replace(s, placement=placement) for s in tried]
+    placed = [s if s.placement == "accumulator" else replace(s, placement=placement) for s in tried]
     return [s for s in dict.fromkeys(placed) if is_legal(gemm, device, s)]
 
 

@@ -12,7 +12,8 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.program import Counts, TileProgram, count
 from schedules.codes import looked_up, raw_needs_gain, weight_bits
 from schedules.cpu_policy import tile_program
-from schedules.footprint import operand_bytes, scale_bytes, scale_span
+from schedules.footprint import operand_bytes, scale_bytes
+from schedules.group_values import scale_span
 from schedules.instructions import INSTRUCTIONS, PLANE_OPERATIONS, RECIPES
 from schedules.layouts import LANES, LEAST_GROUP, padded, planes
 from schedules.schedule import TransformList

@@ -39,7 +39,8 @@ from schedules.codes import (
     weight_bits,
 )
 from schedules.cost import Cost, convert_ops, decode_ops, minimum_bytes, weight_bytes
-from schedules.footprint import operand_bytes, promotes, streams_exponents
+from schedules.footprint import operand_bytes, promotes
+from schedules.group_values import streams_exponents
 from schedules.layouts import TILE, lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from schedules.waves import (

@@ -29,10 +29,9 @@ from schedules.footprint import (
     promotes,
     registers_per_thread,
     resources,
-    scale_span,
     shared_bytes,
-    shared_value_bytes,
 )
+from schedules.group_values import scale_span, shared_value_bytes
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.rules import AXES, DEALS, RULES, serves
 from schedules.schedule import GpuSchedule

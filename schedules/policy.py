@@ -8,7 +8,7 @@ agree; `rank` orders candidates by predicted time and `profile_and_select` by me
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
@@ -23,17 +23,12 @@ from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import STREAMED_ROWS, Estimator
-from schedules.footprint import (
-    DEALT_COLUMNS,
-    SLICED,
-    WARPGROUPS,
-    k_slices,
-    shared_value_bytes,
-    slice_columns,
-)
+from schedules.expert_tiles import EXPERT_TILES, expert_tile
+from schedules.footprint import DEALT_COLUMNS, SLICED, WARPGROUPS, slice_columns
 from schedules.gemv_buffers import buffer_chunks, gemv_blocks, gemv_run
+from schedules.group_values import shared_value_bytes
 from schedules.layouts import TILE, lane_of, packed_group, padded
-from schedules.legal import is_legal, placement_for
+from schedules.legal import is_legal
 from schedules.rules import DEALS, RULES, serves
 from schedules.schedule import GpuSchedule, Plan, Schedule, TransformList, check
 from schedules.segments import GAIN, SWITCH, cover, m_grid, octave_weights, segments
@@ -131,49 +126,6 @@ FOREIGN_SECONDS = 1e3
 
 FAR_BEHIND = 3.0
 """How much slower than the fastest at some M a kernel is that need not compete at others."""
-
-EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
-    1: (
-        GpuSchedule("gemv", 8, stages=2, warps=8, split_k=4, warp_rows=32),
-        GpuSchedule("gemv", 8, stages=4, warps=4),
-    ),
-    4: (GpuSchedule("gemv", 8, stages=4, warps=8), GpuSchedule("gemv", 8, stages=4, warps=4)),
-    8: (
-        GpuSchedule("wgmma", 16, 64, 128, stages=6, warps=4),
-        GpuSchedule("mma", 16, 128, 128, stages=4, warps=4),
-    ),
-    16: (
-        GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8),
-        GpuSchedule("mma", 16, 128, 128, stages=4, warps=4),
-    ),
-    24: (
-        GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8),
-        GpuSchedule("mma", 32, 128, 64, stages=4, warps=4),
-    ),
-    32: (
-        GpuSchedule("wgmma", 48, 256, 128, stages=4, warps=8, persistent=True),
-        GpuSchedule("wgmma", 48, 128, 128, stages=4, warps=8),
-        GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
-    ),
-    48: (
-        GpuSchedule("wgmma", 64, 128, 64, stages=6, warps=8),
-        GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8),
-        GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
-    ),
-    64: (
-        GpuSchedule("wgmma", 80, 256, 64, stages=6, warps=8, persistent=True),
-        GpuSchedule("wgmma", 80, 128, 128, stages=4, warps=8),
-        GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
-    ),
-    256: (GpuSchedule("wgmma", 144, 192, 128, stages=4, warps=12, persistent=True),),
-}
-"""By mean tokens per expert, the fastest of those measured on an H200 and an H100, of which the first one
-serves that is legal, takes `LEAST_STEPS` steps of K and was not seen to spill. Tokens are not spread
-evenly: a tile has room for more than the mean; beyond the last, for two standard deviations of a random
-spread."""
-
-LEAST_STEPS = 4
-"""Packed tiles along K that a slice of K must have to pay (Qwen3-30B-A3B's 2048x768 on an H100)."""
 
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
@@ -351,12 +303,9 @@ def _slots_choice(gemm: Gemm, device: TileDevice) -> Schedule:
 
 def _expert_choice(gemm: Gemm, device: TileDevice, m: int) -> Schedule:
     """Return the schedule for up to ``m`` tokens per expert: as measured, else predicted to be fastest."""
-    tiles = next((tiles for limit, tiles in EXPERT_TILES.items() if m <= limit), ())
-    spilling = seen_spilling(gemm, device)
-    for tile in (replace(tile, placement=placement_for(gemm)) for tile in tiles):
-        short = padded(gemm.k) // TILE // k_slices(tile) < LEAST_STEPS and k_slices(tile) > 1
-        if is_legal(gemm, device, tile) and not short and not spills_like_any(gemm, device, tile, spilling):
-            return tile
+    tile = expert_tile(gemm, device, m)
+    if tile is not None:
+        return tile
     every = replace(gemm, n=gemm.n * gemm.experts)  # all experts' blocks share the device
     return rank(every, device, min(m + 2 * math.isqrt(m), TYPICAL_LARGE_M))[0].schedule
 

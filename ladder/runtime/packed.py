@@ -334,7 +334,7 @@ def _fragments(gemm: Gemm, device: TileDevice, weight: QuantizedTensor) -> dict[
     """Return the GPU arrays (`schedules.fragments`, `schedules.packed_scales`)."""
     from ladder.lower.gpu.proven import packed_layout
     from schedules import packed_scales
-    from schedules.footprint import streams_exponents
+    from schedules.group_values import streams_exponents
 
     weight = packed_scales.within_reach(weight, gemm.activation)
     kept = held(weight.ttype.element_type)

@@ -12,7 +12,7 @@ from ladder.cli.operands import cancellation_of
 from ladder.ir.gemm import Gemm
 from ladder.ir.ops import get_operator
 from ladder.lower.gpu.proven import packed_layout
-from schedules.footprint import streams_exponents
+from schedules.group_values import streams_exponents
 from schedules.layouts import EXPONENT_FORMS, SCALE_EXPONENT, lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from targets import get_device

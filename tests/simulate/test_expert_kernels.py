@@ -81,6 +81,12 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[tuple[int, ...], ...]]] = {
         gemv(),
         ((3, 0, 9, 1), (0, 0, 0, 20), (1,), (0, 5, 0)),
     ),
+    "gemv scaled sums": (
+        "sm_90a",
+        gemm(activation="bfloat16", group_size=128, scale=True, k=390),
+        gemv(placement="accumulator", split_k=2, warp_rows=32),
+        ((3, 0, 9, 1), (0, 0, 0, 20)),
+    ),
     "gemv int8 with token scales": (
         "sm_80",
         gemm(activation="int8", group_size=128, scale=True, token_scale=True, k=130),

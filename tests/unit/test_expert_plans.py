@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ladder.ir.gemm import Gemm
@@ -80,3 +82,22 @@ def test_tiles_have_room_for_more_tokens_than_the_mean() -> None:
         schedule = plan.schedule_for(mean)
         assert isinstance(schedule, GpuSchedule)
         assert schedule.tile_m >= 1.25 * mean
+
+
+def test_experts_of_few_tokens_scale_sums_where_that_was_faster() -> None:
+    """As measured on an H200: bfloat16 with scales of whole tiles; short K takes one slice."""
+    device = get_device("cuda/sm_90a")
+
+    int4 = Gemm(2048, 2048, "int4", "bfloat16", group_size=128, experts=128)
+
+    def chosen(gemm: Gemm, mean: int) -> tuple[str, int, int]:
+        schedule = make_plan(gemm, device).schedule_for(mean)
+        assert isinstance(schedule, GpuSchedule)
+        return schedule.placement, schedule.split_k, schedule.warp_rows
+
+    short, half = replace(int4, k=768), replace(int4, activation="float16")
+    exponents = replace(int4, weight="fp4_e2m1", group_size=32, power_scales=True)
+    assert chosen(int4, 1) == ("accumulator", 2, 32)
+    assert chosen(short, 1) == ("accumulator", 1, 16)
+    assert {chosen(gemm, 1) for gemm in (half, exponents)} == {("operand", 4, 32)}
+    assert {chosen(gemm, 4) for gemm in (int4, short, half, exponents)} == {("operand", 1, 32)}

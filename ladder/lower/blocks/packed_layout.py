@@ -9,7 +9,7 @@ from functools import cached_property
 from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower.gpu.groups import Groups
-from schedules.footprint import scale_span
+from schedules.group_values import scale_span
 from schedules.layouts import TILE
 from tile_types.errors import ScheduleError
 

@@ -34,7 +34,8 @@ from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.emission import SharedTable, allocate_table
 from ladder.lower.gpu.instructions import STEP_COLUMNS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier, WideningMultiplier
-from schedules.footprint import X_BUFFERS, shares_values
+from schedules.footprint import X_BUFFERS
+from schedules.group_values import shares_values
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 

@@ -9,13 +9,9 @@ from ladder.lower.gpu.accumulators import SUM_TILES
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import MatrixStep
-from schedules.footprint import (
-    X_BUFFERS,
-    block_rows,
-    block_threads,
-    shared_value_bytes,
-)
+from schedules.footprint import X_BUFFERS, block_rows, block_threads
 from schedules.gemv_buffers import buffer_chunks, gemv_blocks, gemv_run, unit_rounds
+from schedules.group_values import shared_value_bytes
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule, check
 from targets import TileDevice

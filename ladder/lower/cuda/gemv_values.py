@@ -23,7 +23,7 @@ from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS
 from ladder.lower.gpu.emission import helper
 from ladder.lower.gpu.groups import OPERAND_ROWS, GroupRegisters, array_dtype
-from schedules.footprint import value_parts
+from schedules.group_values import value_parts
 from schedules.layouts import TILE
 
 PIECE_ROWS = 8

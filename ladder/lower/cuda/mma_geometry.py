@@ -16,7 +16,7 @@ from ladder.lower.gpu.grouped import count_m_tiles, raster
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.gpu.instructions import STEP_COLUMNS, MatrixStep, select_step
 from schedules.codes import table_bytes
-from schedules.footprint import scale_span
+from schedules.group_values import scale_span
 from schedules.layouts import TILE
 from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule

@@ -24,13 +24,13 @@ from schedules.footprint import (
     moves_registers,
     registers_per_thread,
     residual_registers,
-    scale_span,
     shared_bytes,
     staged_columns,
     turn_slabs,
     warpgroup_blocks,
     warpgroup_bytes,
 )
+from schedules.group_values import scale_span
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from schedules.shares import shares_columns

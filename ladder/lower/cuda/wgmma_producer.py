@@ -28,7 +28,8 @@ from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.implicit_gemm import find_corner, first_channel, output_extents
-from schedules.footprint import DEALT_COLUMNS, SWIZZLE_ROW, scale_span, slices_in_turn
+from schedules.footprint import DEALT_COLUMNS, SWIZZLE_ROW, slices_in_turn
+from schedules.group_values import scale_span
 from schedules.im2col import IM2COL
 from schedules.layouts import TILE
 from schedules.schedule import check

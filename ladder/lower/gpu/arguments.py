@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from schedules.footprint import streams_exponents
+from schedules.group_values import streams_exponents
 from schedules.layouts import lane_of
 from tile_types import get_type
 

@@ -19,7 +19,7 @@ from ladder.lower import builder as b
 from ladder.lower.gpu.instructions import MatrixStep
 from ladder.lower.gpu.machine import Machine, Word
 from ladder.lower.gpu.recipes import FLOAT_CORES, Meaning
-from schedules.footprint import scale_span, streams_exponents
+from schedules.group_values import scale_span, streams_exponents
 from schedules.layouts import (
     EXPONENT_FORMS,
     EXPONENTS,

@@ -49,7 +49,7 @@ from ladder.lower.gpu.proven import (
 from ladder.lower.gpu.recipes import PLAIN, Conversion, Move, Recipe, fields, gather, moves, shifts
 from ladder.lower.rocm.machine import FnuzMachine, Form, RocmMachine, bitwise
 from schedules.codes import CONVERSIONS, converted_as
-from schedules.footprint import streams_exponents
+from schedules.group_values import streams_exponents
 from schedules.layouts import EXPONENT_FORMS, NIBBLE
 from targets import TileDevice
 from tile_types.errors import VerificationError

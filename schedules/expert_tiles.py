@@ -1,0 +1,92 @@
+"""Schedules for experts with few tokens each: the fastest of those measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ladder.ir.gemm import Gemm
+from schedules.footprint import k_slices
+from schedules.group_values import streams_exponents
+from schedules.layouts import TILE, padded
+from schedules.legal import is_legal, placement_for
+from schedules.schedule import GpuSchedule
+from schedules.spilling import seen_spilling, spills_like_any
+from targets import TileDevice
+
+EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
+    1: (
+        GpuSchedule("gemv", 8, stages=4, warps=4, split_k=2, placement="accumulator", warp_rows=32),
+        GpuSchedule("gemv", 8, stages=4, warps=4, placement="accumulator"),
+        GpuSchedule("gemv", 8, stages=2, warps=8, split_k=4, warp_rows=32),
+        GpuSchedule("gemv", 8, stages=4, warps=4),
+    ),
+    4: (
+        GpuSchedule("gemv", 8, stages=2, warps=8, warp_rows=32),
+        GpuSchedule("gemv", 8, stages=4, warps=8),
+        GpuSchedule("gemv", 8, stages=4, warps=4),
+    ),
+    8: (
+        GpuSchedule("wgmma", 16, 64, 128, stages=6, warps=4),
+        GpuSchedule("mma", 16, 128, 128, stages=4, warps=4),
+    ),
+    16: (
+        GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8),
+        GpuSchedule("mma", 16, 128, 128, stages=4, warps=4),
+    ),
+    24: (
+        GpuSchedule("wgmma", 32, 128, 128, stages=4, warps=8),
+        GpuSchedule("mma", 32, 128, 64, stages=4, warps=4),
+    ),
+    32: (
+        GpuSchedule("wgmma", 48, 256, 128, stages=4, warps=8, persistent=True),
+        GpuSchedule("wgmma", 48, 128, 128, stages=4, warps=8),
+        GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
+    ),
+    48: (
+        GpuSchedule("wgmma", 64, 128, 64, stages=6, warps=8),
+        GpuSchedule("wgmma", 64, 128, 128, stages=4, warps=8),
+        GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
+    ),
+    64: (
+        GpuSchedule("wgmma", 80, 256, 64, stages=6, warps=8, persistent=True),
+        GpuSchedule("wgmma", 80, 128, 128, stages=4, warps=8),
+        GpuSchedule("mma", 64, 64, 128, stages=3, warps=4),
+    ),
+    256: (GpuSchedule("wgmma", 144, 192, 128, stages=4, warps=12, persistent=True),),
+}
+"""By mean tokens per expert, the fastest of those measured on an H200 and an H100, of which the first one
+serves that is legal, takes `LEAST_STEPS` steps of K and was not seen to spill; those with scales on the
+accumulator where `scales_sums` says so. Tokens are not spread
+evenly: a tile has room for more than the mean; beyond the last, for two standard deviations of a random
+spread."""
+
+LEAST_STEPS = 8
+"""Packed tiles along K that a slice of K must have to pay (Qwen3-30B-A3B's 2048x768)."""
+
+
+def scales_sums(gemm: Gemm) -> bool:
+    """Tell whether few activation rows gain by scaling sums of a group rather than each weight of it.
+
+    Cores of bfloat16 decode and scale in two instructions, those of float16 in one.
+    """
+    scaled = gemm.scale and gemm.zero == "none" and not streams_exponents(gemm)
+    return scaled and gemm.activation == "bfloat16" and min(gemm.group_size, gemm.k) >= TILE
+
+
+def expert_tile(gemm: Gemm, device: TileDevice, m: int) -> GpuSchedule | None:
+    """Return the schedule of `EXPERT_TILES` for up to ``m`` tokens per expert, if one serves."""
+    tiles = next((tiles for limit, tiles in EXPERT_TILES.items() if m <= limit), ())
+    spilling, usual = seen_spilling(gemm, device), placement_for(gemm)
+    for tile in tiles:
+        if tile.placement == "accumulator" and not scales_sums(gemm):
+            continue
+        placed = tile if tile.placement == "accumulator" else replace(tile, placement=usual)
+        short = padded(gemm.k) // TILE // k_slices(placed) < LEAST_STEPS and k_slices(placed) > 1
+        if (
+            is_legal(gemm, device, placed)
+            and not short
+            and not spills_like_any(gemm, device, placed, spilling)
+        ):
+            return placed
+    return None
