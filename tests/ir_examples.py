@@ -17,6 +17,7 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "matmul": (((2, 4, 6), (6, 5)), {"type": "float32"}),
     "reduce_sum": (((4, 6),), {"axis": 1}),
     "reduce_max": (((4, 6),), {"axis": 0, "keep": False}),
+    **dict.fromkeys(("scan_sum", "scan_max", "scan_product"), (((4, 6),), {"axis": 1})),
     "broadcast": (((1, 6),), {"shape": (4, 6)}),
     "reshape": (((4, 6),), {"shape": (8, 3)}),
     "transpose": (((4, 6, 2),), {"permutation": (2, 0, 1)}),

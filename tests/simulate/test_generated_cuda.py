@@ -31,7 +31,7 @@ from targets import get_device
 pytestmark = pytest.mark.skipif(bool(cuda_text.missing_tools()), reason=cuda_text.missing_tools())
 
 CALCULATES = re.compile(
-    r"(\{\.reg \.b16 h; )?(lop3|prmt|fma|mul|div|add|sub|max|min|cvt|dp4a|mov|mapa|ex2|rcp|shf)\."
+    r"(\{\.reg \.b16 (l, )?h; )?(lop3|prmt|fma|mul|div|add|sub|max|min|cvt|dp4a|mov|mapa|ex2|rcp|shf)\."
 )
 """Instructions of registers of one thread: the compiler may merge and move them."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -14,12 +14,9 @@ from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import Reduction
 from schedules.schedule import check
 
-if TYPE_CHECKING:
-    from ladder.lower.chain.gpu_nest import GpuNest
 
-
-def scan_row(nest: GpuNest, node: Node, index: Index) -> None:
-    """Emit a row's scan: of each lane's vector, of the lanes before it, of the turns before."""
+def scan_row(nest: Any, node: Node, index: Index) -> None:
+    """Emit a row's scan by a `GpuNest`: of each lane's vector, of the lanes before it, of earlier turns."""
     it = Reduction(nest, node, index)
     check(bool(nest.mapping.num) and not nest.alone, "lanes that scan a row hold it")
     probe = nest.probe("k", it.extent)
@@ -43,7 +40,7 @@ def scan_row(nest: GpuNest, node: Node, index: Index) -> None:
     nest.values.scanned.add(nest.values.key(node.name, row_of))
 
 
-def before_lanes(nest: GpuNest, it: Reduction, value: Expr) -> tuple[Expr, Expr]:
+def before_lanes(nest: Any, it: Reduction, value: Expr) -> tuple[Expr, Expr]:
     """Return what the lanes of a row before this one have together, and what all have."""
     wave, before, total, distance = nest.dialect.wave, b.bind(it.neutral), b.bind(value), 1
     while distance < min(nest.lanes, wave):

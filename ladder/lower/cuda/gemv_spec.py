@@ -109,6 +109,6 @@ def _with_table(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, room: int
         gemm, device, schedule.placement, gains=True, table=room, offset_clocks=sums, core=core
     )
     shared = 4 * X_BUFFERS * X_SUMS * shares_sums(gemm, schedule, step, groups, decoder)
-    shared += FOUND_BYTES * shares_search(gemm)
+    shared += FOUND_BYTES * shares_search(gemm, schedule)
     geo = GemvGeometry(groups, step, device, schedule, 4 * decoder.table_words + shared + held)
     return Spec(gemm, schedule, step, groups, decoder, geo)

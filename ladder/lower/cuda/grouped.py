@@ -14,6 +14,7 @@ from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu import grouped
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.grouped import MTile
+from schedules.schedule import GpuSchedule
 
 WARP = 32
 
@@ -46,6 +47,10 @@ FOUND_WORDS, FOUND_BYTES = 4, 128
 bytes until buffers of alignment 128 may follow."""
 
 
+MANY_SLICES = 4
+"""Slices of K of the kernels that one token's experts have (measured on an H200)."""
+
+
 class Told(NamedTuple):
     """The thread's warp, and `FOUND_WORDS` int32 of shared memory of the block."""
 
@@ -53,9 +58,13 @@ class Told(NamedTuple):
     words: Any
 
 
-def shares_search(gemm: Gemm) -> bool:
-    """Tell whether blocks find their rows by a search, which one warp can do for all."""
-    return bool(gemm.experts) and not gemm.masked and not gemm.slots
+def shares_search(gemm: Gemm, schedule: GpuSchedule) -> bool:
+    """Tell whether one warp of a gemv block searches the block's rows for all, where there is a search.
+
+    Few blocks cut K in many slices, and have schedulers enough: there a barrier costs more.
+    """
+    searches = gemm.experts and not gemm.masked and not gemm.slots
+    return bool(searches) and schedule.split_k < MANY_SLICES
 
 
 def find_m_tile(
