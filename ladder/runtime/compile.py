@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ladder import knobs
 from ladder.forks import renewed
@@ -166,22 +166,6 @@ def forget() -> None:
         forget_kernels()
 
 
-class Deferred:
-    """The kernel of a CPU that serves some M: built, or read from disk, by the first call that needs it."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.entry: Any = None
-
-    def __call__(self, *arguments: Any) -> None:
-        """Call the kernel; raises CompilerError, MissingToolError if it must be built and cannot."""
-        if self.entry is None:
-            with _lock:
-                (kernel,) = find_or_build([self.job])
-                self.entry = load_entry(kernel, "cpu")
-        self.entry(*arguments)
-
-
 def _load(request: Request, where: torch.device | None) -> CompiledGemm:
     request = request if where is None else request.on(where)
     if request.target.kind not in RUNNABLE:
@@ -190,17 +174,14 @@ def _load(request: Request, where: torch.device | None) -> CompiledGemm:
             " ROCm runtime; use `lower` and `export`, or `ladder.simulate`"
         )
     family = family_of(request.target)
-    if family == "cpu":
-        plan, jobs = jobs_of(request)
-        entries: list[Any] = [Deferred(job) for job in jobs]
-    else:  # all at once: a later call may be captured in a CUDA graph
-        plan, kernels = obtain(request)
-        entries = [load_entry(kernel, family) for kernel in kernels]
+    plan, kernels = obtain(request)
+    entries = [load_entry(kernel, family) for kernel in kernels]
     return CompiledGemm(
         request.gemm,
         family,
         [limit for limit, _ in plan.entries],
         entries,
+        [kernel.entry for kernel in kernels],
         own_order(request.gemm, request.target),
     )
 

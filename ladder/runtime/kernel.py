@@ -49,6 +49,7 @@ class CompiledGemm:
     family: ``"cuda"`` or ``"cpu"``: torch's device type as well.
     limits: Largest M of each entry, ascending; the last serves every larger M too.
     entries: Callables ``(x, *packed, token_scale?, bias?, y)``, one per limit.
+    names: Names of the entries, for reports.
     order: `ladder.runtime.packed.own_order` of the device.
     """
 
@@ -58,6 +59,7 @@ class CompiledGemm:
         family: str,
         limits: Sequence[int],
         entries: Sequence[Any],
+        names: Sequence[str],
         order: str = "",
     ) -> None:
         self.gemm = gemm
@@ -65,6 +67,7 @@ class CompiledGemm:
         self.layout = layout_of(gemm, family, order)
         self.limits = list(limits)
         self.entries = list(entries)
+        self.names = list(names)
         self.dtype = torch_dtype(gemm.activation)
         self.output = torch_dtype(gemm.output)
         self.pad = -gemm.k % (ALIGNMENT // self.dtype.itemsize)
@@ -75,6 +78,10 @@ class CompiledGemm:
         self._bounds = self.limits[:-1]  # the last entry serves every larger M
         self._extras = gemm.token_scale or gemm.bias
         self._most = rows_at_once(max(self._n, self._k))
+
+    def entry_name(self, m: int) -> str:
+        """Return the name of the kernel that serves M = ``m``."""
+        return self.names[bisect_left(self._bounds, m)]
 
     def entry_for(self, m: int) -> Any:
         """Return the kernel that serves M = ``m``."""
