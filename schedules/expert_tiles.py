@@ -57,9 +57,8 @@ EXPERT_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
 }
 """By mean tokens per expert, the fastest of those measured on an H200 and an H100, of which the first one
 serves that is legal, takes `LEAST_STEPS` steps of K and was not seen to spill; those with scales on the
-accumulator where `scales_sums` says so. Tokens are not spread
-evenly: a tile has room for more than the mean; beyond the last, for two standard deviations of a random
-spread."""
+accumulator where `scales_sums` says so. Tokens are not spread evenly: a tile has room for more than the mean;
+beyond the last, for two standard deviations of a random spread."""
 
 LEAST_STEPS = 8
 """Packed tiles along K that a slice of K must have to pay (Qwen3-30B-A3B's 2048x768)."""
@@ -79,14 +78,12 @@ def expert_tile(gemm: Gemm, device: TileDevice, m: int) -> GpuSchedule | None:
     tiles = next((tiles for limit, tiles in EXPERT_TILES.items() if m <= limit), ())
     spilling, usual = seen_spilling(gemm, device), placement_for(gemm)
     for tile in tiles:
-        if tile.placement == "accumulator" and not scales_sums(gemm):
-            continue
-        placed = tile if tile.placement == "accumulator" else replace(tile, placement=usual)
-        short = padded(gemm.k) // TILE // k_slices(placed) < LEAST_STEPS and k_slices(placed) > 1
-        if (
-            is_legal(gemm, device, placed)
-            and not short
-            and not spills_like_any(gemm, device, placed, spilling)
+        on_sums, slices = tile.placement == "accumulator", k_slices(tile)
+        if (on_sums and not scales_sums(gemm)) or (
+            slices > 1 and padded(gemm.k) // TILE // slices < LEAST_STEPS
         ):
+            continue
+        placed = tile if on_sums else replace(tile, placement=usual)
+        if is_legal(gemm, device, placed) and not spills_like_any(gemm, device, placed, spilling):
             return placed
     return None
