@@ -241,14 +241,17 @@ def run_case(
     """Check one case at every M of one shape, and time the small ones."""
     import torch
 
-    from ladder.runtime.compile import compiled
+    from ladder.lower.build import entry_name
+    from ladder.runtime.compile import compiled, obtain
     from ladder.runtime.packed import pack
     from targets import get_device
 
     gemm = problem(case, *shape)
     weight = quantized(case, *shape, "cuda")
     packed = pack(gemm, get_device(device), weight)
-    operator = compiled(request(case, shape, device).text)
+    wanted = request(case, shape, device)
+    plan, _ = obtain(wanted)
+    operator = compiled(wanted.text)
     dense = weight.dequantize("float64")
     timed = baseline is not None and shape == SHAPES[0]
     copies = copies_for(packed.nbytes) if timed else 1
@@ -258,7 +261,8 @@ def run_case(
         poison(m * gemm.n, getattr(torch, gemm.output))
         error = relative_error(operator.run(x, weights[0]), x.double() @ dense.t())
         row = {**asdict(case), "n": gemm.n, "k": gemm.k, "m": m, "output": gemm.output}
-        row |= {"kernel": operator.entry_name(m), "relative_error": error, "bound": BOUNDS[case.activation]}
+        name = entry_name(gemm, wanted.target.name, plan.schedule_for(m))
+        row |= {"kernel": name, "relative_error": error, "bound": BOUNDS[case.activation]}
         row["ok"] = error <= BOUNDS[case.activation]
         if timed and baseline is not None and m in TIMED_TOKENS:
             row["time_us"] = graph_time_us([partial(operator.run, x, w) for w in weights])

@@ -136,6 +136,9 @@ class Settings:
     tune = Knob[bool](
         False, _boolean, "1 times the best candidates on the device instead of trusting the cost model"
     )
+    ahead = Knob[bool](
+        True, _boolean, "0 builds no kernels of other numbers of rows beside calls, on CUDA GPUs"
+    )
     strict = Knob[bool](
         False, _boolean, "1 raises faults of the compiler, where programs otherwise run on in torch"
     )

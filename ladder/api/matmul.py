@@ -62,8 +62,8 @@ class Facts:
 class Matmul:
     """``y[..., N] = epilogue(x[..., K] · decode(weight[N, K])ᵀ + bias[N])``.
 
-    Building one compiles nothing; the kernels for every M are compiled or loaded on the
-    first call, `lower` or `export`.
+    Building one compiles nothing. A call compiles or loads the kernel that serves its M, and on a GPU has the
+    others compiled in another process; `export` and ``lower(target).kernels`` compile those of every M.
 
     Parameters
     ----------

@@ -85,7 +85,7 @@ def multiply(
     kernel = lowered.kernel(m)
     launch = HostLaunch(load_entry(kernel, "rocm"), copies)
     gemm, target = lowered.request.gemm, lowered.request.target
-    called = CompiledGemm(gemm, "cuda", [m], [launch], [kernel.entry], own_order(gemm, target))
+    called = CompiledGemm(gemm, "cuda", [m], [launch], own_order(gemm, target))
     result = called(operands.x, packed, operands.bias, operands.token_scale)
     return result, launch.microseconds
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
@@ -19,6 +20,8 @@ from ladder.formats import gptq
 from ladder.formats.beside import require_no_transforms
 from ladder.formats.layer import Layer, TensorInMemory
 from ladder.integrations.loading import METHOD
+from ladder.runtime.compile import Request, obtain
+from ladder.runtime.experts import single
 from tile_types import QuantizedTensor
 from tile_types.errors import CheckpointError, LadderError, ShapeError
 
@@ -36,6 +39,19 @@ GPTQ = ("qweight", "qzeros", "scales", "g_idx")
 """Parameters of layers in canonical storage, and of GPTQ's."""
 
 FLOATS = (torch.float16, torch.bfloat16)
+
+
+@cache
+def _build(request: Request) -> None:
+    obtain(request)
+
+
+def build_ahead(layer: Linear, where: torch.device) -> Linear:
+    """Find or build the kernels of a layer for every number of rows: nobody who is served waits for one."""
+    request = layer._matmul.request.on(where)
+    by_expert = request.gemm.experts and where.type == "cpu"
+    _build(replace(request, gemm=single(request.gemm)) if by_expert else request)
+    return layer
 
 
 class Configuration:
@@ -190,7 +206,7 @@ class LinearLayer:
         loaded = {name: getattr(holder, name) for name in self.names if hasattr(holder, name)}
         arrays = {name: parameter.data for name, parameter in loaded.items()}
         where = next(iter(arrays.values())).device
-        product = self.settings.hold(self.matrix(arrays), self.dtype, where)
+        product = build_ahead(self.settings.hold(self.matrix(arrays), self.dtype, where), where)
         for name in loaded if not self.home else ():
             delattr(holder, name)
         if self.home:
@@ -365,7 +381,8 @@ class ExpertsLayer:
             weight = getattr(layer, name).data
             stack = self.settings.quantized(weight.flatten(0, 1), name)
             options = {"dtype": self.dtype, "device": weight.device, "keep_canonical": False}
-            setattr(layer, home, GroupedLinear.from_stack(stack, self.experts, **options))
+            product = GroupedLinear.from_stack(stack, self.experts, **options)
+            setattr(layer, home, build_ahead(product, weight.device))
             delattr(layer, name)
 
 

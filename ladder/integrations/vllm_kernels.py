@@ -15,6 +15,7 @@ from vllm.platforms import PlatformEnum
 
 from ladder.api.linear import Linear
 from ladder.formats.bits import flipped, octets_of, words_to_codes
+from ladder.integrations.engine_layers import build_ahead
 from tile_types import QuantizedTensor, get_type
 
 TYPES = {"uint4b8": "int4", "uint8b128": "int8", "uint4": "uint4", "uint8": "uint8"}
@@ -60,7 +61,7 @@ class LadderMPLinearKernel(MPLinearKernel):  # type: ignore[misc]
         for name in (self.w_q_name, self.w_s_name, self.w_zp_name):
             if name is not None and hasattr(layer, name):
                 delattr(layer, name)
-        layer.product = product
+        layer.product = build_ahead(product, where)
 
     def _laid(self, layer: torch.nn.Module, name: str | None, **packed: int) -> torch.Tensor:
         parameter = getattr(layer, name or "")

@@ -287,7 +287,7 @@ def operator_of(
         raise ArtifactError(f"the kernels {', '.join(names)} are not for this product and plan")
     limits = [limit for limit, _ in entries]
     order = own_order(gemm, get_device(manifest["device"]))
-    return CompiledGemm(gemm, manifest["family"], limits, [load_entry(name) for name in names], names, order)
+    return CompiledGemm(gemm, manifest["family"], limits, [load_entry(name) for name in names], order)
 
 
 def loader(members: Mapping[str, bytes], family: str) -> Callable[[str], Any]:

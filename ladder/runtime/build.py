@@ -191,18 +191,22 @@ def _further(job: Job, kernel: Kernel) -> Iterator[Kernel]:
             faults.tolerated(found, "the kernel of another schedule is taken")
 
 
-def _attempt(jobs: Sequence[Job]) -> list[Kernel | Exception]:
+def missing(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs, each once, whose kernels are neither in memory nor on disk."""
     wanted = {job.key: job for job in jobs}
     for key in wanted:
         if key in _kernels and not _kernels[key].library.is_file():
             del _kernels[key]  # the cache was cleared
         if key not in _kernels and (found := _from_disk(key)):
             _kernels[key] = found
+    return [job for key, job in wanted.items() if key not in _kernels]
+
+
+def _attempt(jobs: Sequence[Job]) -> list[Kernel | Exception]:
     failed: dict[str, Exception] = {}
-    missing = [job for key, job in wanted.items() if key not in _kernels]
-    if missing:
+    if wanted := missing(jobs):
         with ThreadPoolExecutor(BUILD_THREADS) as pool:  # threads see the caller's knobs
-            tasks = {job.key: pool.submit(copy_context().run, _built_once, job) for job in missing}
+            tasks = {job.key: pool.submit(copy_context().run, _built_once, job) for job in wanted}
             for key, task in tasks.items():
                 try:
                     _kernels[key] = task.result()

@@ -6,6 +6,7 @@ Only a miss of both caches imports the compiler.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +14,19 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
 from ladder.forks import renewed
 from ladder.installation import cache_root
 from ladder.ir.gemm import Gemm
-from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels, load_entry
+from ladder.runtime import ahead
+from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels, load_entry, missing
 from ladder.runtime.cache import Identity, KernelCache, cache_key
-from ladder.runtime.kernel import CompiledGemm
+from ladder.runtime.kernel import CompiledGemm, Later
 from ladder.runtime.packed import gemm_from_dict, own_order
 from ladder.runtime.spills import least_spilling, warn_of_spills
+from ladder.runtime.threads import keep_apart
 from schedules.footprint import SLICED
 from schedules.schedule import GpuSchedule, Plan, Schedule, parse_plan
 from schedules.spilling import seen_spilling
@@ -145,7 +148,7 @@ _lock = renewed(threading.RLock())
 
 
 def compiled(text: str, where: torch.device | None = None) -> CompiledGemm:
-    """Return the loaded operator that a `Request.text` names, building it on first use.
+    """Return the operator that a `Request.text` names; a call of it builds the kernel that it needs.
 
     text: The request.
     where: The torch device of the activations; may be left out if the request names its target.
@@ -173,17 +176,51 @@ def _load(request: Request, where: torch.device | None) -> CompiledGemm:
             f"kernels for {request.target.name} are compiled and saved, not run here: TVM's wheel has no"
             " ROCm runtime; use `lower` and `export`, or `ladder.simulate`"
         )
-    family = family_of(request.target)
-    plan, kernels = obtain(request)
-    entries = [load_entry(kernel, family) for kernel in kernels]
+    with _uncollected():
+        plan = plan_for(request)
+    later: dict[Schedule, Later] = {}
+    for limit, schedule in plan.entries:
+        later.setdefault(schedule, Later(partial(_entry, request, plan, limit)))
     return CompiledGemm(
         request.gemm,
-        family,
+        family_of(request.target),
         [limit for limit, _ in plan.entries],
-        entries,
-        [kernel.entry for kernel in kernels],
+        [later[schedule] for _, schedule in plan.entries],
         own_order(request.gemm, request.target),
     )
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage in the block: a tenth of a first call would look at all of torch again."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _entry(request: Request, plan: Plan, m: int) -> Any:
+    """Return the loaded kernel of a plan that serves M = ``m``, or one that takes its place since it spills.
+
+    Where it was compiled just now, the plan's others follow (`ladder.runtime.ahead`), on a GPU: on a CPU that
+    would take cores from the kernels.
+    """
+    family = family_of(request.target)
+    with _lock, _uncollected():
+        (kernel,) = _kernels_of(request, Plan(((ANY_M, plan.schedule_for(m)),)))
+        if kernel.spilled and request.plan is None:
+            _, (kernel,) = obtain(serving(request, m))
+        entry = load_entry(kernel, family)
+    if family == "cpu":
+        keep_apart()  # the runtime, which starts the caller's workers, may have been loaded just now
+    elif not kernel.from_cache and not own_values(request.gemm.weight):
+        others = (Request(request.gemm, request.device, Plan(((ANY_M, s),))) for _, s in plan.entries)
+        ahead.build(other.text for other in dict.fromkeys(others) if missing(jobs_of(other)[1]))
+    return entry
 
 
 def family_of(device: TileDevice) -> str:

@@ -11,6 +11,7 @@ from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.gemm import Gemm
 from ladder.runtime.allocate import Allocate, allocator, viewer
 from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
+from ladder.runtime.recording import loads_into_gpu
 from ladder.runtime.threads import keep_apart
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DeviceError, DTypeError, ShapeError
@@ -40,6 +41,26 @@ def rows_at_once(columns: int) -> int:
     return max(MOST_COUNTED // columns & -ALIGNMENT, ALIGNMENT)
 
 
+class Later:
+    """A kernel that the first call which needs it finds or builds; what is found takes its place.
+
+    find: Finds or builds the kernel, and loads it.
+    """
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self.find = find
+        self.places: list[list[Any]] = []
+        """Lists that hold it."""
+
+    def __call__(self, *arguments: Any) -> None:
+        """Call the kernel; raises CompilerError, MissingToolError if it must be built and cannot."""
+        entry = self.find()
+        with loads_into_gpu():
+            entry(*arguments)
+        for entries in self.places:
+            entries[:] = [entry if held is self else held for held in entries]
+
+
 class CompiledGemm:
     """``y = epilogue(x · decode(weight)ᵀ + bias)`` for any M, on one kind of device.
 
@@ -48,8 +69,7 @@ class CompiledGemm:
     gemm: The problem.
     family: ``"cuda"`` or ``"cpu"``: torch's device type as well.
     limits: Largest M of each entry, ascending; the last serves every larger M too.
-    entries: Callables ``(x, *packed, token_scale?, bias?, y)``, one per limit.
-    names: Names of the entries, for reports.
+    entries: Callables ``(x, *packed, token_scale?, bias?, y)``, one per limit; some may be `Later`.
     order: `ladder.runtime.packed.own_order` of the device.
     """
 
@@ -59,7 +79,6 @@ class CompiledGemm:
         family: str,
         limits: Sequence[int],
         entries: Sequence[Any],
-        names: Sequence[str],
         order: str = "",
     ) -> None:
         self.gemm = gemm
@@ -67,7 +86,6 @@ class CompiledGemm:
         self.layout = layout_of(gemm, family, order)
         self.limits = list(limits)
         self.entries = list(entries)
-        self.names = list(names)
         self.dtype = torch_dtype(gemm.activation)
         self.output = torch_dtype(gemm.output)
         self.pad = -gemm.k % (ALIGNMENT // self.dtype.itemsize)
@@ -76,12 +94,11 @@ class CompiledGemm:
         self._n, self._k = gemm.columns, gemm.k
         self._view, self._strided = viewer(), strided()
         self._bounds = self.limits[:-1]  # the last entry serves every larger M
+        self._few = [self.entry_for(m) for m in range(FEW_ROWS)]
+        for later in {entry for entry in self.entries if isinstance(entry, Later)}:
+            later.places += [self.entries, self._few]
         self._extras = gemm.token_scale or gemm.bias
         self._most = rows_at_once(max(self._n, self._k))
-
-    def entry_name(self, m: int) -> str:
-        """Return the name of the kernel that serves M = ``m``."""
-        return self.names[bisect_left(self._bounds, m)]
 
     def entry_for(self, m: int) -> Any:
         """Return the kernel that serves M = ``m``."""
@@ -169,8 +186,7 @@ class CompiledGemm:
         """Return the call for a matrix, or a batch of them, that fits as it is; else it takes `_launch`."""
         n, k, output, view, launch = self._n, self._k, self.output, self._view, self._launch
         most = self._most
-        entries, bounds, allocate = self.entries, self._bounds, allocator(where)
-        few = [entries[bisect_left(bounds, m)] for m in range(FEW_ROWS)]
+        entries, bounds, few, allocate = self.entries, self._bounds, self._few, allocator(where)
         plain = not (self.pad or self._extras or self._on_cpu)
         x_strides, y_strides = (k, 1), (n, 1)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ladder import faults
 from ladder.runtime.build import Job, find_or_build, function_job, load_entry
+from ladder.runtime.threads import keep_apart
 from targets import TileDevice, host_cpu
 from tile_types.errors import MissingToolError
 
@@ -23,7 +24,7 @@ def entry(module: str, kind: str, *facts: Any) -> Any:
 
     Raises MissingToolError, CompilerError if it cannot be built.
     """
-    return load_entry(find_or_build([native_job(host_cpu(), module, kind, *facts)])[0], "cpu")
+    return _loaded(native_job(host_cpu(), module, kind, *facts))
 
 
 @cache
@@ -52,7 +53,18 @@ def described(kind: str, label: str, form: Any, module: str = "") -> Any:
     """
     facts = {"native": [kind, label, asdict(form)]}
     job = _job(host_cpu(), module or kind, kind, f"ladder_{kind}_{label}", facts, form)
-    return load_entry(find_or_build([job])[0], "cpu")
+    return _loaded(job)
+
+
+def _loaded(job: Job) -> Callable[..., None]:
+    """Find or build a kernel, and load it."""
+    kernel = load_entry(find_or_build([job])[0], "cpu")
+
+    def call(*arguments: Any) -> None:
+        keep_apart()  # a child that is forked must know that its thread had workers
+        kernel(*arguments)
+
+    return call
 
 
 @cache

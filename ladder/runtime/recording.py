@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -38,6 +40,27 @@ def recorded(
         except RuntimeError:
             _end(pool, options["stream"])
             raise
+
+
+RELAXED = 2
+"""CUDA's mode in which a thread may do what recordings of any thread forbid by default."""
+
+
+@contextmanager
+def loads_into_gpu() -> Iterator[None]:
+    """Let this thread load kernels into a GPU, as their first launch does, while a graph is recorded."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        change = driver.cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):  # no GPU is in use here
+        yield
+        return
+    mode = ctypes.c_int(RELAXED)
+    change(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        change(ctypes.byref(mode))
 
 
 @cache

@@ -288,7 +288,7 @@ class _Entry:
         from ladder.runtime.packed import own_order
 
         order = own_order(self.gemm, self.device)
-        return CompiledGemm(self.gemm, family_of(self.device), [self.m], [self], ["simulated"], order)
+        return CompiledGemm(self.gemm, family_of(self.device), [self.m], [self], order)
 
     def __call__(self, *tensors: Any) -> None:
         """Simulate one launch; the last tensor is y."""

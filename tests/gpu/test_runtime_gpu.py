@@ -12,7 +12,9 @@ import attention_layout  # noqa: E402
 
 import ladder  # noqa: E402
 from benchmarks.host_cost import host_cost_us  # noqa: E402
+from ladder import knobs  # noqa: E402
 from ladder.runtime import operator  # noqa: E402
+from ladder.runtime.compile import forget  # noqa: E402
 from ladder.runtime.model.graphs import Stopwatch  # noqa: E402
 from ladder.runtime.recording import recorded  # noqa: E402
 from tests.replayed import REPLAYED, lying  # noqa: E402
@@ -76,6 +78,23 @@ def test_cuda_graph_replays_with_new_activations(problem, m: int) -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert relative_error(y, x.double() @ dense.t()) <= 5e-4
+
+
+def test_a_kernel_that_nobody_has_built_goes_into_a_graph(problem, tmp_path) -> None:
+    """Its first launch loads it, which recordings forbid by default."""
+    _, packed, dense = problem
+    forget()
+    with knobs.override(cache_dir=tmp_path, ahead=False):
+        op = ladder.Matmul(N, K, "int4", "float16", group_size=64)
+        for m in (1, 200):
+            graph, x = torch.cuda.CUDAGraph(), torch.randn(m, K, device="cuda").half()
+            with torch.cuda.graph(graph):
+                y = op(x, packed)
+            x.copy_(torch.randn(m, K, device="cuda"))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert relative_error(y, x.double() @ dense.t()) <= 5e-4
+    forget()
 
 
 def test_opcheck_on_the_gpu(problem) -> None:

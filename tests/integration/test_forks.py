@@ -106,15 +106,35 @@ def test_a_child_has_the_exit_status_that_it_leaves_with(leave: str, threads: in
                 sys.exit()
             print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     """
-    done = subprocess.run(
+    assert printed(program, threads) == f"computed True\n{ENDS[leave]}\n" * 2
+
+
+def printed(program: str, threads: int) -> str:
+    """Run a program whose kernels have so many threads; return what it prints."""
+    return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "LADDER_NUM_THREADS": str(threads)},
         timeout=SECONDS,
         capture_output=True,
         text=True,
         check=True,
-    )
-    assert done.stdout == f"computed True\n{ENDS[leave]}\n" * 2
+    ).stdout
+
+
+def test_a_child_computes_after_kernels_that_are_no_products() -> None:
+    """torch's operators would wait in it for the threads that the parent had."""
+    program = """
+        import os, sys, torch
+        from ladder.formats import repack
+        words = torch.arange(64 * 96, dtype=torch.int32).reshape(64, 96)
+        print(torch.equal(repack.transposed_words(words), words.T), flush=True)
+        pid = os.fork()
+        if pid == 0:
+            print(float(torch.ones(1 << 20).exp().sum()) > 0, flush=True)
+            sys.exit(3)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """
+    assert printed(program, 2) == "True\nTrue\n3\n"
 
 
 def leaves() -> None:
