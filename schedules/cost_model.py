@@ -220,9 +220,10 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     work = terms.work.with_rows(min(m, schedule.tile_m)) if schedule.pipeline in SLICED else terms.work
     units = _unit_seconds(terms.constants, device, schedule, grid, work) * terms.stretch
     power = terms.flop_seconds * grid.along_n * grid.along_m
-    seconds = terms.start + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
+    start = terms.start + terms.warps * min(grid.rounds, grid.resident)
+    seconds = start + (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap) + power
     latency = -(-grid.rounds // grid.resident) * work.chain
-    parts = (terms.start, dram, l2, latency, grid.rounds * work.issue, grid.rounds * work.tensor)
+    parts = (start, dram, l2, latency, grid.rounds * work.issue, grid.rounds * work.tensor)
     return Cost(seconds, PARTS, parts, traffic.least, 2 * m * gemm.n * gemm.k)
 
 
@@ -262,6 +263,7 @@ class Terms(NamedTuple):
     l2_share: Of L2's bandwidth that the pipeline reaches.
     stretch: By what the work of a multiprocessor is stretched.
     flop_seconds: Time that the power of one block tile's operations costs.
+    warps: Seconds until the warps of one block have started.
     """
 
     constants: Mapping[str, float]
@@ -272,6 +274,7 @@ class Terms(NamedTuple):
     l2_share: float
     stretch: float
     flop_seconds: float
+    warps: float = 0.0
 
 
 NO_WORK = Work(0.0, 0.0, 0.0, 1.0)
@@ -286,7 +289,8 @@ def _terms(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Terms:
     if schedule.pipeline in SLICED:
         work = (gemv_work if schedule.pipeline == "gemv" else digits_work)(gemm, device, schedule)
         few = streaming(gemm)
-        return Terms(own, crowded, work, few["START_SECONDS"], few["OVERLAP"], 1.0, stretch, 0.0)
+        warps = few["WARP_SECONDS"] * schedule.warps
+        return Terms(own, crowded, work, few["START_SECONDS"], few["OVERLAP"], 1.0, stretch, 0.0, warps)
     work = _wgmma_work(gemm, device, schedule)
     flops = 2.0 * schedule.tile_n * schedule.tile_m * gemm.k  # those on padding included
     power = own["FLOP_SECONDS"] * flops * _efficiency(gemm, device, schedule)
@@ -423,7 +427,7 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, moved: 
     dram = device.layer("dram")
     bandwidth = dram.bandwidth * dram.sustained
     if schedule.pipeline in SLICED:  # their chain has a fetch latency; the busiest multiprocessor decides
-        share = grid.rounds * device.units / grid.blocks / streaming(gemm)["UNIT_SHARE"]
+        share = grid.along_m * grid.rounds * device.units / grid.blocks / streaming(gemm)["UNIT_SHARE"]
         return moved / bandwidth * max(1.0, share)
     in_flight = min(grid.blocks, device.units * grid.resident) * grid.stage * max(1, schedule.stages - 1)
     return moved / min(bandwidth, in_flight / dram.latency)

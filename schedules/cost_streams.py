@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ladder.ir.gemm import Gemm
-from schedules.codes import EMULATED
+from schedules.codes import EMULATED, evenly_spaced
 from schedules.cost import decode_ops
 from schedules.cost_grid import Work
 from schedules.footprint import (
@@ -17,12 +17,14 @@ from schedules.footprint import (
     promotes,
     registers_per_thread,
 )
+from schedules.group_values import shares_values
 from schedules.layouts import lane_of, packed_group, padded
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
 BYTES: dict[str, float] = {
-    "START_SECONDS": 2.33e-06,  # a launch that overlaps the end of the one before it, with nothing to do
+    "START_SECONDS": 2.09e-06,  # a launch that overlaps the end of the one before it, with nothing to do
+    "WARP_SECONDS": 1e-08,  # the same for each warp of a multiprocessor, until all have begun
     "POWER": 1.66,  # how chain and issue slots add up, see `schedules.cost_grid.Work`
     "OVERLAP": 5.15,  # how multiprocessors, DRAM and L2 add up
     "CROWDED": 0.585,  # gemv: by how much of a multiprocessor's room blocks lie closer than spread evenly
@@ -52,7 +54,8 @@ Fitted to 638 runs of gemv and 38 of digits on an H200 and an H100.
 
 HALVES: dict[str, float] = {
     **BYTES,
-    "START_SECONDS": 2.48e-06,
+    "START_SECONDS": 1.88e-06,
+    "WARP_SECONDS": 2.5e-08,
     "POWER": 2.02,
     "OVERLAP": 3.15,
     "CROWDED": 0.616,
@@ -61,6 +64,8 @@ HALVES: dict[str, float] = {
     "ISSUE_CYCLES": 21.9,
     "DECODE_CYCLES": 0.753,
     "SUM_CYCLES": 2.89,
+    "SHARED_SUM_CYCLES": 1.0,  # the same where lanes load a group's values for each other
+    "OFFSET_SUM_CYCLES": 8.7,  # the same in clusters whose raw operands leave an offset times a sum of x
     "X_CYCLES": 27.5,
     "TOKEN_CYCLES": 0.0169,
     "COPY_CYCLES": 0.00407,
@@ -74,7 +79,9 @@ HALVES: dict[str, float] = {
 """The same where it has 16 bits.
 
 Fitted to 1,644 runs of gemv and 91 of digits on both cards, beside those of ``wgmma`` at the same points
-(the last of them: ``benchmarks/results/h200_gemv_end_2026-11-27.json``).
+(the last of them: ``benchmarks/results/h200_gemv_end_2026-11-27.json``). `WARP_SECONDS` and sums that
+share values or leave an offset were fitted afterwards, beside runs of small groups
+(``benchmarks/results/h200_streamed_choices_2026-11-29.json``).
 """
 
 
@@ -100,7 +107,8 @@ def _of_cycles(
 def gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: every warp decodes its strips of 16 rows of its slice's tiles."""
     own = streaming(gemm)
-    tiles = -(-padded(gemm.k) // (64 * k_slices(schedule)))
+    turn = schedule.stages * k_slices(schedule)  # the last one takes as long as others
+    tiles = -(-padded(gemm.k) // (64 * turn)) * schedule.stages
     strips = block_rows(schedule) * schedule.split_k // (16 * schedule.warps)  # per warp
     wide = gemm.activation.startswith("fp8") and device.compute_capability in EMULATED
     issue = own["ISSUE_CYCLES"] * schedule.tile_m / 8
@@ -108,13 +116,21 @@ def gemv_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     issue = (1 + wide) * issue + own["X_CYCLES"] * schedule.tile_m / 8 / strips
     if promotes(gemm, schedule):
         groups = 64 / packed_group(gemm.group_size, gemm.k) if gemm.scale else 1
-        issue += max(0.5, groups) * schedule.tile_m / 2 * own["SUM_CYCLES"]
+        issue += max(0.5, groups) * schedule.tile_m / 2 * own[_sums(gemm, schedule)]
     ramp = own["RAMP_CYCLES"] * min(schedule.stages, tiles) * strips
     chain = tiles * own["TILE_CYCLES"] + own["CLUSTER_CYCLES"] * (schedule.cluster > 1)
     slots = tiles * strips * schedule.warps / 4 * issue  # per scheduler
     copied = padded(gemm.k) * operand_bytes(gemm) / schedule.cluster / device.clock
     row = (own["TOKEN_CYCLES"] * copied, own["COPY_CYCLES"] * copied)
     return _of_cycles(gemm, device, chain, slots, ramp, row)
+
+
+def _sums(gemm: Gemm, schedule: GpuSchedule) -> str:
+    """Return the constant of what it takes to scale the sums of a group on the accumulator."""
+    if shares_values(gemm):
+        return "SHARED_SUM_CYCLES"
+    leaves = gemm.activation == "float16" and evenly_spaced(gemm.weight)
+    return "OFFSET_SUM_CYCLES" if leaves and schedule.cluster > 1 else "SUM_CYCLES"
 
 
 def digits_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
