@@ -2,13 +2,15 @@
 
 ``python -m benchmarks.generate [--model llama-3.1-8b] [--layers N] [--weights float16 int4] [--output FILE]``
 
-A model has the shape of a published one and random weights. Ways that take turns: eager, ``torch.compile``
-in mode ``reduce-overhead`` (weights of 16 bits) and `ladder.compile`. Each decodes the same prompt; what is
-compiled is one call of the model, the choice of the next token and the step to its position, which stay in
-the same tensors. "ms" is the time of a loop over all tokens by their number: nothing is read from the GPU, so
-Python runs ahead; "ms read" is that of a loop that reads each token; "ms replay" that of the CUDA graph of
-`ladder.compile` alone. Where tokens part from eager's, the gap of its logits between the two choices stands
-beside the rounding step of the larger: a gap of a few steps is a tie of rounding; all later tokens differ.
+A model has the shape of a published one and random weights. Ways that take turns: decoded (torch's eager
+model of the weights that codes stand for, rounded to 16 bits; only if asked), eager (of the quantized
+layers), ``torch.compile`` in mode ``reduce-overhead`` (weights of 16 bits) and `ladder.compile`. The first
+reads the prompt for all; what is compiled is one call of the model, the choice of the next token and the step
+to its position, which stay in the same tensors. "ms" is the time of a loop over tokens by their number:
+nothing is read from the GPU, so Python runs ahead; "ms read" is that of a loop that reads each token; "ms
+replay" that of the CUDA graph of `ladder.compile` alone. Where tokens part from the first way's, the gap of
+its logits between the two choices stands beside the rounding step of the larger: a gap of a few steps is a
+tie of rounding; all later tokens differ.
 
 With random weights the largest of 128,256 logits leads by little, and one tie changes all that follows.
 ``--forced N`` therefore gives N tokens to three models alike: in float32 with the weights that the codes
@@ -100,7 +102,7 @@ def step_of(model: Any, keep: Callable[[torch.Tensor], None] | None = None) -> S
 class Decoding:
     """One sequence that is decoded over a cache of its own.
 
-    The prompt is read eagerly, which makes the cache's tensors.
+    The prompt is read eagerly, which makes the cache's tensors; `again` copies them, before any token.
     """
 
     def __init__(self, model: Any, step: Step, prompt: torch.Tensor, room: int) -> None:
@@ -111,8 +113,20 @@ class Decoding:
         position = torch.arange(length, device=prompt.device)
         found = model(prompt, past_key_values=self.cache, use_cache=True, cache_position=position)
         self.token, self.position = found.logits[:, -1:].argmax(-1), position[-1:] + 1
+        self.mark()
+
+    def mark(self) -> None:
+        """Tell torch that token and position stay in place, else it records no graph that writes them."""
         for tensor in (self.token, self.position):
-            torch._dynamo.mark_static_address(tensor)  # else torch records no CUDA graph that writes it
+            torch._dynamo.mark_static_address(tensor)
+
+    def again(self, step: Step) -> Decoding:
+        """Return the same sequence for another way to decode, over a copy of the cache."""
+        twin = copy.copy(self)
+        state = self.cache, self.token.clone(), self.position.clone()
+        twin.call, (twin.cache, twin.token, twin.position) = step, copy.deepcopy(state)
+        twin.mark()
+        return twin
 
     def read(self, token: torch.Tensor) -> torch.Tensor:
         """Read a token that is given; return the logits of the next in double precision."""
@@ -138,7 +152,7 @@ def decoded(work: Decoding, warm: int, tokens: int) -> dict[str, Any]:
         work.step()
         chosen.append(int(work.token))
         times.append(1e3 * (time.perf_counter() - start))
-    ahead = timed(work.step, tokens)
+    ahead = timed(work.step, min(tokens, 64))
     return {"ms": ahead, "ms read": statistics.median(times), "first_s": ready, "tokens": chosen}
 
 
@@ -154,19 +168,19 @@ def timed(call: Callable[[], object], times: int) -> float:
 
 def ways_of(weights: str) -> dict[str, Callable[[Step], Any]]:
     """Return how to compile a step, by name."""
-    ways: dict[str, Callable[[Step], Any]] = {"eager": lambda step: step}
+    ways: dict[str, Callable[[Step], Any]] = {"decoded": lambda step: step, "eager": lambda step: step}
     if weights in DENSE:
         ways["torch reduce-overhead"] = lambda step: torch.compile(step, mode="reduce-overhead")
     ways["ladder"] = ladder.compile
     return ways
 
 
-def first_difference(found: list[int], eager: list[int], logits: list[torch.Tensor]) -> dict[str, float]:
-    """Return where tokens part from eager's, the gap of its logits there, and their rounding step."""
-    at = next((at for at, (a, b) in enumerate(zip(found, eager, strict=True)) if a != b), None)
-    if at is None:
+def first_difference(found: list[int], first: list[int], logits: list[torch.Tensor]) -> dict[str, float]:
+    """Return where tokens part from the first way's, the gap of its logits there, and their rounding step."""
+    at = next((at for at, (a, b) in enumerate(zip(found, first, strict=True)) if a != b), None)
+    if at is None or not logits:
         return {}
-    chosen, other = float(logits[at][eager[at]]), float(logits[at][found[at]])
+    chosen, other = float(logits[at][first[at]]), float(logits[at][found[at]])
     step = torch.finfo(logits[at].dtype).eps * 2.0 ** math.floor(math.log2(abs(chosen)))
     return {"at": at, "gap": chosen - other, "step": step}
 
@@ -212,10 +226,8 @@ def forced(model: Any, prompt: torch.Tensor, tokens: int) -> dict[str, Any]:
     """Give the same tokens to a model in float32, to torch's of 16 bits and to ours; compare logits."""
     exact, eager = (decoded_model(model, dtype) for dtype in (torch.float32, model.dtype))
     exact_work = Decoding(exact, logits_of(exact), prompt, tokens + 1)
-    works = {
-        "eager": Decoding(eager, logits_of(eager), prompt, tokens + 1),
-        "ladder": Decoding(model, ladder.compile(logits_of(model)), prompt, tokens + 1),
-    }
+    begun = Decoding(eager, logits_of(eager), prompt, tokens + 1)
+    works = {"eager": begun.again(begun.call), "ladder": begun.again(ladder.compile(logits_of(model)))}
     found: dict[str, Any] = {name: {"errors": [], "same": 0, "lead": 0.0} for name in works}
     token = exact_work.token.clone()
     for _ in range(tokens):
@@ -250,12 +262,15 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
     room = arguments.warm + 3 * arguments.tokens + 1
     rows: dict[str, Any] = {}
     logits: list[torch.Tensor] = []
+    work: Decoding | None = None
     for name, make in ways_of(weights).items():
         if name not in arguments.ways:
             continue
-        step: Any = make(step_of(model, logits.append if name == "eager" else None))
-        found = decoded(Decoding(model, step, prompt, room), arguments.warm, arguments.tokens)
-        reference = rows.get("eager", found)  # without eager, all are the same
+        source = decoded_model(model, dtype) if name == "decoded" else model
+        step: Any = make(step_of(source, None if rows or name == "ladder" else logits.append))
+        work = work or Decoding(source, step, prompt, room)
+        found = decoded(work.again(step), arguments.warm, arguments.tokens)
+        reference = next(iter(rows.values()), found)  # of the first way all are the same
         found["same_tokens"] = sum(a == b for a, b in zip(found["tokens"], reference["tokens"], strict=True))
         found["parts"] = first_difference(found["tokens"], reference["tokens"], logits)
         if name == "ladder":
