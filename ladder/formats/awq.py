@@ -1,13 +1,14 @@
-"""AWQ (AutoAWQ, AutoRound's auto_awq): 4-bit codes along N (gemm) or along K (gemv).
+"""AWQ (AutoAWQ, AutoRound's auto_awq): 4-bit codes along N (gemm) or along K (gemv, gemv_fast).
 
-``w[n, k] = scales[g, n] * (q[k, n] - z[g, n])``. Sources: AutoAWQ ``modules/linear/gemm.py``, ``gemv.py``.
+``w[n, k] = scales[g, n] * (q[k, n] - z[g, n])``; gemv_fast stores ``-scales * z``. Sources: AutoAWQ
+``modules/linear/gemm.py``, ``gemv.py``, ``gemv_fast.py``, GPTQModel ``nn_modules/qlinear/gemv_fast_awq.py``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ladder.formats.bits import flipped, octets_of, sign_bits, words_to_codes
+from ladder.formats.bits import flipped, octets_of, repacked, sign_bits, words_to_codes
 from ladder.formats.gptq import PackedForm, symmetric_or_not
 from ladder.formats.layer import AUTO_ROUND, SCALES, Format, Layer, Shape, group_of
 from ladder.formats.repack import transposed_nibbles
@@ -33,6 +34,19 @@ def is_gemv(layer: Layer) -> bool:
     """Tell by shapes whether words hold eight codes of one output."""
     weight, scales, zeros = (layer[part].shape for part in (".qweight", ".scales", ".qzeros"))
     return len(weight) == len(scales) == len(zeros) == 2 and weight[0] == scales[0] == zeros[0]
+
+
+def is_fast(layer: Layer) -> bool:
+    """Tell gemv_fast by its words of 16 bits, each of which holds codes of one of four outputs."""
+    weight, scales = layer[".qweight"], layer[".scales"].shape
+    fits = weight.dtype == "int16" and len(weight.shape) == len(scales) == 2
+    return fits and 4 * weight.shape[0] == scales[1] and (".qzeros" in layer) != (".scaled_zeros" in layer)
+
+
+def fast_shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    rows, k = layer.shape(".qweight", 2)
+    return 4 * rows, k
 
 
 def gemm_shape(layer: Layer) -> Shape:
@@ -73,10 +87,7 @@ def read_gemv(layer: Layer) -> QuantizedTensor:
     """Read a layer of the gemv layout; its groups are padded, so the configuration must say their size."""
     n, k = gemv_shape(layer)
     _require_types(layer)
-    group = layer.option("group_size", int, None)
-    layer.require(group is not None, "the gemv layout needs group_size in the configuration")
-    group = k if group == -1 else group
-    layer.require(group >= 1 and k % group == 0, f"group_size {group} does not divide {k} inputs")
+    group = stated_group(layer, k)
     groups = k // group
     room = min(layer.shape(".scales", 2)[1], 8 * layer.shape(".qzeros", 2)[1])
     layer.require(groups <= room, f"scales and zero points have room for {room} groups, not for {groups}")
@@ -90,6 +101,47 @@ def read_gemv(layer: Layer) -> QuantizedTensor:
         return flipped(stored, BITS) if signed else stored
 
     return symmetric_or_not(form, store, zero, None, fields)
+
+
+def stated_group(layer: Layer, k: int) -> int:
+    """Return the configuration's group size, without which padded groups do not tell it."""
+    group = layer.option("group_size", int, None)
+    layer.require(group is not None, "the gemv layout needs group_size in the configuration")
+    group = k if group == -1 else group
+    layer.require(group >= 1 and k % group == 0, f"group_size {group} does not divide {k} inputs")
+    found: int = group
+    return found
+
+
+def read_fast(layer: Layer) -> QuantizedTensor:
+    """Read a layer of gemv_fast: ``q * scale + zero``, 32 columns in an order, four outputs interleaved."""
+    import torch
+
+    from tile_types import QuantizedTensor, get_type
+
+    n, k = fast_shape(layer)
+    zeros = ".qzeros" if ".qzeros" in layer else ".scaled_zeros"
+    for part in (".scales", zeros):
+        layer.require_type(part, *SCALES)
+    layer.require(layer.option("bits", int, BITS) == BITS, "AWQ packs 4-bit codes only")
+    layer.require(k % 64 == 0, f"{k} inputs are no multiple of 64")
+    group = stated_group(layer, k)
+    groups, outputs = layer.shape(".scales", 2)
+    fits = groups >= k // group and layer.shape(zeros, 2) == (groups, outputs)
+    layer.require(fits, f"{groups} groups of scales for {k // group}, or zeros do not fit them")
+    scale, zero = (layer.tensor(part)[: k // group].t().contiguous() for part in (".scales", zeros))
+    octets = octets_of(layer.tensor(".qweight")).view(n // 4, k // 64, 4, 32)
+    rows = octets.transpose(1, 2).reshape(n, k // 2)
+    order = torch.arange(k).view(-1, 4, 2, 4).transpose(2, 3).reshape(-1, 4, 4, 2).transpose(1, 2).flatten()
+    return QuantizedTensor(
+        get_type("uint4"),
+        (n, k),
+        repacked(rows, BITS, k, lambda codes: codes[:, order]),
+        (1, group),
+        scale=scale,
+        scale_type=layer[".scales"].dtype,
+        offset=zero.to(scale.dtype),
+    )
 
 
 def _require_types(layer: Layer) -> None:
@@ -123,4 +175,16 @@ GEMV = Format(
     parts=PARTS,
     dtype="scale",
     doc="AWQ gemv",
+)
+FAST = Format(
+    "awq_gemv_fast",
+    ".qweight",
+    is_fast,
+    fast_shape,
+    read_fast,
+    methods=METHODS,
+    parts=(".scales",),
+    optional=(".qzeros", ".scaled_zeros"),
+    dtype="scale",
+    doc="AWQ gemv_fast, llm-awq",
 )

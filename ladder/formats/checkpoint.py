@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 FORMATS = (
     gptq.FORMAT,
+    awq.FAST,
     awq.GEMM,
     awq.GEMV,
     compressed.PACKED,
@@ -71,6 +72,7 @@ FORMATS = (
     mlx.FORMAT,
     bitnet.FORMAT,
     torchao.FORMAT,
+    torchao.TILES,
     native.FORMAT,
 )
 """In the order in which they are tried."""

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ladder.formats.bits import by_rows
 from ladder.formats.files import parse_json
 from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Shape, of_block_type
 from tile_types import QuantizedTensor, get_type
 from tile_types.errors import CheckpointError
+from tile_types.packing import pack_codes
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +52,7 @@ def part_names(metadata: Mapping[str, str]) -> Iterator[str]:
         if '"_tensor_data_names"' in text:
             module, _, own = name.rpartition(".")
             prefix = f"{module}._{own}" if module else f"_{own}"
-            yield from (prefix + part for part in (FORMAT.key, *FORMAT.parts, *FORMAT.optional))
+            yield from (prefix + part for part in (FORMAT.key, *FORMAT.parts, *TILES.parts, *FORMAT.optional))
 
 
 def named(value: Any) -> str:
@@ -81,7 +83,7 @@ def read(layer: Layer) -> QuantizedTensor:
     """Read a tensor of any class of `READERS`."""
     kind, data = attributes(layer)
     reader = READERS.get(kind)
-    if reader is None:
+    if reader is None or (reader is tiles) != (TILES.parts[0] in layer):
         raise CheckpointError(f"{layer.name}: torchao's {kind} is not read; known: {', '.join(READERS)}")
     layer.require("_act_pre_scale" not in layer, "it scales activations first, which no kernel here does")
     others = [name for name, value in data.items() if name not in KNOWN and value not in (None, False)]
@@ -179,6 +181,62 @@ def int4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     )
 
 
+TILE = 8
+"""Rows of a tile of tinygemm."""
+
+TILE_GROUPS = "_scale_and_zero"
+"""Part that marks tiles: the scale and the zero of each group, side by side, [K / g, N, 2]."""
+
+
+def tiles_shape(layer: Layer) -> Shape:
+    """Return [N, K], from the description: tiles are padded, to multiples of 8 and 1024."""
+    high, wide, lanes, words = layer.shape("_qdata", 4)
+    match attributes(layer)[1].get("shape"):
+        case [int(n), int(k)] if 1 <= n <= TILE * high and 1 <= k <= 32 * words * wide and lanes == 32:
+            return n, k
+        case other:
+            shape = list(layer["_qdata"].shape)
+            raise CheckpointError(f"{layer.name}: its shape is {str(other)[:80]}, and its tiles are {shape}")
+
+
+def tiles(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
+    """Read the tiles of tinygemm, which are stored as tensor cores hold them: ``(q - 8) * scale + zero``."""
+    import torch
+
+    n, k = tiles_shape(layer)
+    layer.require_type("_qdata", "int32")
+    layer.require_type(TILE_GROUPS, "bfloat16")
+    words = layer.tensor("_qdata")
+    padded = 32 * words.shape[3] * words.shape[1]
+    pair = layer.tensor(TILE_GROUPS)
+    match data.get("block_size"):
+        case [1, int(group)] if group >= 1 and padded % group == 0:
+            pass
+        case other:
+            raise CheckpointError(f"{layer.name}: block_size is {str(other)[:80]}")
+    fits = tuple(pair.shape) == (padded // group, TILE * len(words), 2)
+    layer.require(fits, f"scales and zeros have the shape {list(pair.shape)}")
+    scale, zero = pair[: -(-k // group), :n].permute(2, 1, 0).contiguous()
+
+    def some_tiles(part: torch.Tensor) -> torch.Tensor:
+        octets = part.contiguous().view(torch.uint8).view(*part.shape[:2], TILE, 4, -1, 4)
+        nibbles = torch.stack([octets & 15, octets >> 4], -1)
+        # a lane's word holds the odd column of each pair above the even ones; two tiles of 16; their halves
+        ordered = nibbles.reshape(*nibbles.shape[:5], 2, 2, 2).permute(0, 2, 1, 4, 6, 7, 3, 5)
+        packed: torch.Tensor = pack_codes(ordered.reshape(-1, padded)[:, :k] ^ 8, 4)
+        return packed
+
+    return QuantizedTensor(
+        get_type("int4"),
+        (n, k),
+        by_rows(some_tiles, words, TILE * padded)[:n],
+        (1, min(group, k)),
+        scale=scale,
+        scale_type="bfloat16",
+        offset=zero if bool((zero != 0).any()) else None,
+    )
+
+
 def unswizzled(layer: Layer, data: dict[str, Any], rows: int, columns: int) -> torch.Tensor:
     """Return the bytes of scales [N, K / b]."""
     import torch
@@ -243,6 +301,7 @@ READERS: dict[str, Callable[[Layer, dict[str, Any]], QuantizedTensor]] = {
     "Int8Tensor": affine,
     "Float8Tensor": partial(affine, fp8=True),
     "Int4Tensor": int4,
+    "Int4TilePackedTo4dTensor": tiles,
     "MXTensor": mx,
     "NVFP4Tensor": nvfp4,
 }
@@ -259,4 +318,17 @@ FORMAT = Format(
     rename=rename,
     rounding="scales_first",
     doc="torchao's safetensors: Int8, IntxUnpackedToInt8, Int4, Float8, MX, NVFP4",
+)
+
+TILES = Format(
+    "torchao_tiles",
+    "_qdata",
+    FORMAT.fits,
+    tiles_shape,
+    read,
+    parts=(TILE_GROUPS,),
+    optional=FORMAT.optional,
+    rename=rename,
+    dtype="bfloat16",
+    doc="torchao's safetensors: Int4 in tinygemm's tiles",
 )

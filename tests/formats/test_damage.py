@@ -28,11 +28,13 @@ SAMPLES = (
     "gptq_desc_act.safetensors",
     "awq_gemm.safetensors",
     "awq_gemv.safetensors",
+    "awq_gemv_fast.safetensors",
     "bnb_nf4_nested.safetensors",
     "ct_pack_asym.safetensors",
     "ct_nvfp4.safetensors",
     "hqq_4bit.safetensors",
     "torchao_mxfp4_swizzled.safetensors",
+    "torchao_tiles.safetensors",
     "gpt_oss.safetensors",
 )
 
