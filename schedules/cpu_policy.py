@@ -15,12 +15,12 @@ from math import gcd
 from ladder.ir.gemm import Gemm
 from ladder.ir.program import Layout, TileProgram, block_graph, operand_type
 from schedules.cpu_layout import LANES, UNIT, CpuLayout, cpu_layout
-from schedules.instructions import INSTRUCTIONS, RECIPES
+from schedules.instructions import DIGITS, INSTRUCTIONS, RECIPES, columns_in_32_bits
 from schedules.schedule import TransformList, check
 from schedules.transforms import Convert, Map, Pad, Place, Slice, Transform, Use, apply_all
 from targets import TileDevice
 from tile_types import TType, get_type
-from tile_types.forms import choices
+from tile_types.forms import choices, is_extended, largest_integer
 
 LARGEST_M = 1 << 16
 BUCKETS = (1, 2, 4, 8, 16, LARGEST_M)
@@ -64,9 +64,13 @@ _VECTOR = ((1, 1, 128), (2, 2, 64), (4, 4, 64), (8, 8, 32), (LARGEST_M, 16, 16))
 _NARROW = ((1, 1, 16), (2, 2, 16), (LARGEST_M, 4, 16))
 """The same where a 512-bit value takes several registers."""
 
+_DIGITS = ((1, 1, 64), (2, 2, 64), (4, 4, 32))
+"""The same where each row has two sums: at M = 8 products of floats take less time."""
+
 TABLE: tuple[Row, ...] = (
     *_rows("amx_bf16", (16, 16, 32), (LARGEST_M, 32, 32)),
     *_rows("amx_int8", (16, 16, 32), (LARGEST_M, 32, 32)),
+    *_rows("avx512_vnni16", *_DIGITS),
     *_rows("avx512_bf16", *_VECTOR),
     *_rows("avx512_vnni", *_VECTOR),
     *_rows("fma", *_VECTOR),
@@ -127,8 +131,11 @@ def _stored_type(gemm: Gemm, layout: CpuLayout) -> str:
 def _prepared(gemm: Gemm, core: str, words: int, over: str) -> Iterator[Transform]:
     """Yield what prepares rows of x."""
     yield Place("x", "cache", over)
-    if INSTRUCTIONS[core].operand != gemm.activation:
-        yield Convert("x", INSTRUCTIONS[core].operand, "widening")
+    row = INSTRUCTIONS[core]
+    if row.digits > 1:
+        yield Convert("x", row.operand, DIGITS)
+    elif row.operand != gemm.activation:
+        yield Convert("x", row.operand, "widening")
     yield Map("x", Layout("words", (words,)))
 
 
@@ -152,6 +159,8 @@ def _recipe(stored: TType, lane: int, wanted: str, device: TileDevice) -> str:
             and lane in row.lanes
             and row.features <= device.features
             and (not row.choices or row.choices <= choices(stored))
+            and stored.elem_bits >= row.least_bits
+            and (name != "extend" or is_extended(stored))
         ):
             return name
     return "none"
@@ -210,9 +219,25 @@ def _fits(gemm: Gemm, device: TileDevice, row: Row, m: int) -> bool:
         return False
     if 0 < group <= AMX_LONGER_THAN.get(row.core, 0):
         return False
+    if instruction.digits > 1 and not takes_digits(gemm, device):
+        return False
     if m < AMX_FROM.get(row.core, 1) and not gemm.batch_invariant:  # those need one core for every m
         return False
     return instruction.operand in (operand_type(gemm), "float32")
+
+
+def takes_digits(gemm: Gemm, device: TileDevice) -> bool:
+    """Whether products of digits serve a product: weights are integers, sums of a group fit in 32 bits.
+
+    Activations of 32 bits have digits of their own; one order of sums for every M takes one instruction.
+    Zen 4 multiplies a pair of bfloat16 in the time of a pair of integers, Intel's in twice that.
+    """
+    largest = largest_integer(get_type(gemm.weight))
+    if largest is None or gemm.activation not in ("float16", "bfloat16") or gemm.batch_invariant:
+        return False
+    if gemm.activation == "bfloat16" and device.features & {"avx512_bf16", "avx512_fp16"} == {"avx512_bf16"}:
+        return False
+    return gemm.scale and 0 < cpu_layout(gemm).padded_group <= columns_in_32_bits(largest)
 
 
 def _rows_for(device: TileDevice) -> tuple[Row, ...]:

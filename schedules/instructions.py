@@ -16,6 +16,7 @@ class Instruction:
     tiles: Operands are tile registers, of which there are 4 for sums, 2 for x and 2 for w; otherwise vector
         registers, of which the device says how many bytes there are.
     most_bits: Widest stored code of w whose products it adds without loss.
+    digits: Numbers of 16 bits as which each element of x is multiplied, a sum for each; 1: as it is.
     skeleton: What emits its nest (`ladder.lower.build.SKELETONS`).
     """
 
@@ -28,6 +29,7 @@ class Instruction:
     nest: str
     tiles: bool = False
     most_bits: int = 32
+    digits: int = 1
     skeleton: str = "cpu"
 
 
@@ -39,6 +41,7 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
     "avx512_vnni": Instruction("int8", "uint8", "int32", 1, 16, 4, _DOT),
     "avx2_maddubs": Instruction("int8", "uint8", "int32", 1, 16, 4, _DOT, most_bits=7),
     "avx512_bf16": Instruction("bfloat16", "bfloat16", "float32", 1, 16, 2, _DOT),
+    "avx512_vnni16": Instruction("float32", "int16", "float32", 1, 16, 2, _DOT, most_bits=8, digits=2),
     "fma": Instruction("float32", "float32", "float32", 1, 16, 1, _DOT),
 }
 """By the names that devices give their cores; 16 columns are what narrower machines split."""
@@ -50,6 +53,15 @@ LARGEST_SUM = (1 << 15) - 1
 def steps_in_16_bits(bits: int) -> int:
     """Return how many pairs of products of int8 and codes of some bits a 16-bit lane adds without loss."""
     return LARGEST_SUM // (2 * 128 * ((1 << bits) - 1))
+
+
+DIGITS = "digits"
+"""How x is converted for instructions that multiply several digits of it."""
+
+
+def columns_in_32_bits(largest: float) -> int:
+    """Return how many products of a digit and a weight of at most some magnitude 32 bits add without loss."""
+    return ((1 << 31) - 1) // int((1 << 15) * largest)
 
 
 SUM_TILES, OPERAND_TILES = 4, 2
@@ -66,6 +78,7 @@ class Recipe:
     features: What the device must have.
     cost: Vector operations per 32-bit word of operands, besides extracting each plane of bits.
     choices: Least `tile_types.forms.choices` of a type for which it is proposed.
+    least_bits: Narrowest code for which it is proposed.
     """
 
     results: tuple[str, ...]
@@ -74,15 +87,19 @@ class Recipe:
     features: frozenset[str] = frozenset()
     cost: float = 0.0
     choices: int = 0
+    least_bits: int = 0
 
+
+_WORDS = frozenset({"avx512f", "avx512bw"})
 
 RECIPES: Mapping[str, Recipe] = {
     "mask": Recipe(("uint8",), 8, (8,)),
-    "lookup": Recipe(("bfloat16", "float32"), 8, (16,), frozenset({"avx512f", "avx512bw"}), 1.0),
+    "extend": Recipe(("int16", "bfloat16", "float32"), 8, (16,), _WORDS, 4.0, least_bits=6),
+    "lookup": Recipe(("bfloat16", "float32", "int16"), 8, (16,), _WORDS, 1.0),
     "table": Recipe(("float32",), 16, (16,), cost=6.0, choices=8),
     "arithmetic": Recipe(("float32",), 32, (8, 16), cost=4.0),
 }
-"""Conversions of weights: shifts and masks, a table in registers, one in memory, the decode expression."""
+"""Conversions of weights: masks, shifts that keep signs, tables in registers, in memory, the expression."""
 
 PLANE_OPERATIONS = 1.5
 """Vector operations that extract one plane of bits: a shift and, but for the last, a merge."""

@@ -56,6 +56,11 @@ CORES = (
     _row("fma", (1, 16, 1), "float32", "float32", 64, 64, "avx512f"),
     _row("fma", (1, 16, 1), "bfloat16", "float32", 64, 64, "avx512f"),
     _row("fma", (1, 16, 1), "float16", "float32", 64, 64, "avx512f f16c"),
+    # vpdpwssd zmm: 32 multiply-adds, as often as vpdpbusd; each element of x takes two.
+    *(
+        _row("avx512_vnni16", (1, 16, 2), x, "float32", 64, 64, "avx512f avx512bw avx512_vnni f16c")
+        for x in ("bfloat16", "float16", "float32")
+    ),
     _row("fma", (1, 4, 1), "float32", "float32", 16, 16, "asimd"),
     _row("fma", (1, 4, 1), "bfloat16", "float32", 16, 16, "asimd"),
     _row("fma", (1, 4, 1), "float16", "float32", 16, 16, "asimd"),
@@ -105,6 +110,10 @@ ABSENT = {"znver4": ("-sse4a",)}
 """LLVM processor -> what it has and others of the same features lack: LLVM shuffles bytes by AMD's SSE4a."""
 
 
+DOT_TUNING = ("+fast-dpwssd",)
+"""LLVM makes a multiply and an addition of ``vpdpwssd`` unless it is told that this is slower."""
+
+
 def mcpu_for(features: frozenset[str]) -> str:
     """Return the LLVM processor name whose features are all present."""
     if "asimd" in features:
@@ -138,6 +147,7 @@ def cpu_device(
         "kind": "llvm",
         "mcpu": mcpu,
         "mattr": tuple(f"+{ATTRIBUTES[x]}" for x in sorted(features) if x in ATTRIBUTES)
+        + (DOT_TUNING if "avx512_vnni" in features else ())
         + ABSENT.get(mcpu, ()),
         "num-cores": cores,
     }

@@ -56,6 +56,24 @@ def affine_forms(ttype: TType) -> Iterator[Affine]:
             yield Affine(flip, factor, offset)
 
 
+@lru_cache(maxsize=1024)
+def largest_integer(ttype: TType) -> int | None:
+    """Return the largest magnitude of a type whose values all are integers of 16 bits, None of another."""
+    if not ttype.exact or ttype.elem_bits > MOST_BITS:
+        return None
+    values = ttype.element_type.values()
+    if not np.isfinite(values).all() or (values != np.rint(values)).any() or np.abs(values).max() >= 1 << 15:
+        return None
+    return int(np.abs(values).max())
+
+
+def is_extended(ttype: TType) -> bool:
+    """Whether codes are integers themselves: unsigned, or in two's complement."""
+    codes = np.arange(1 << ttype.elem_bits)
+    signed = (codes ^ len(codes) // 2) - len(codes) // 2
+    return any(np.array_equal(ttype.element_type.values(), each) for each in (codes, signed))
+
+
 @dataclass(frozen=True)
 class Wiring:
     """Bits of a 16-bit float that are bits of a code or constants; ``gain`` times the float is the value.

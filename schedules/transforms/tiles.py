@@ -11,11 +11,12 @@ from ladder.ir.program.model import LOCAL, MEMORY, granule, made_by
 from ladder.ir.program.rewriting import Body, at_level, in_piece, innermost, renamed, replaced, rewritten
 from ladder.ir.program.verify import reads
 from schedules.cpu_layout import stored_layout
-from schedules.instructions import RECIPES
+from schedules.instructions import DIGITS, RECIPES
 from schedules.transforms.base import Transform
 from schedules.transforms.extents import padding_text
 from targets import TileDevice
 from tile_types import get_type, representable
+from tile_types.forms import is_extended, largest_integer
 
 MOST_ROWS = 16
 """Rows of x that one vector of prepared words can interleave."""
@@ -80,7 +81,8 @@ class Convert(Transform):
 
     args
         ``tile``: x or w; ``ttype``: what it becomes; ``by``: ``offset`` (codes of w in memory count from the
-        smallest value), ``widening`` (x, exact), or a recipe of `schedules.instructions.RECIPES`.
+        smallest value), ``widening`` (x, exact), ``digits`` (x, 31 bits in each group), or a recipe of
+        `schedules.instructions.RECIPES`.
     rewrite
         ``T.level <- T  ->  T.level <- convert T``; by offset: ``x · w  ->  x · (w - low) + low · sum of x``
     checks
@@ -115,10 +117,9 @@ class Convert(Transform):
     def _check_recipe(self, program: TileProgram, operand: Operand, device: TileDevice) -> None:
         self.check(operand.ttype != self.ttype, f"{self.tile} is {self.ttype} already")
         if self.tile == "x":
-            self.check(self.by == "widening", "activations are converted by widening")
-            self.check(
-                self.ttype in ("bfloat16", "float32"), "activations are widened to bfloat16 or float32"
-            )
+            self.check(self.by in ("widening", DIGITS), f"activations are converted by widening or {DIGITS}")
+            widened = ("bfloat16", "float32") if self.by == "widening" else ("float32",)
+            self.check(self.ttype in widened, f"activations are converted to {' or '.join(widened)} so")
             self._check_exact(operand)
             return
         self.check(self.by in RECIPES, f"weights are converted by {', '.join(RECIPES)}")
@@ -134,7 +135,12 @@ class Convert(Transform):
     def _check_exact(self, operand: Operand) -> None:
         ttype = operand.tile.ttype
         counted = ttype.is_integer and ttype.minimum >= 0  # of at most eight bits: uint8 holds them
-        held = counted if self.ttype == "uint8" else representable(ttype, self.ttype)
+        if self.by == "extend":
+            held = is_extended(ttype)
+        elif self.ttype == "int16":
+            held = largest_integer(ttype) is not None
+        else:
+            held = counted if self.ttype == "uint8" else representable(ttype, self.ttype)
         self.check(held, f"{self.ttype} does not hold every value of {operand.ttype}")
 
     def _by_offset(self, program: TileProgram) -> TileProgram:

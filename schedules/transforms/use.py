@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ladder.ir.program import Layout, Multiply, Statement, TileProgram
+from ladder.ir.program import Copy, Layout, Multiply, Statement, TileProgram
 from ladder.ir.program.model import granule, made_by
 from ladder.ir.program.rewriting import made_anew, rewritten
 from schedules.cpu_layout import UNIT
-from schedules.instructions import INSTRUCTIONS, OPERAND_TILES, SUM_TILES, Instruction
+from schedules.instructions import (
+    DIGITS,
+    INSTRUCTIONS,
+    OPERAND_TILES,
+    SUM_TILES,
+    Instruction,
+    columns_in_32_bits,
+)
 from schedules.transforms.base import Transform
 from targets import TileDevice
 from tile_types import get_type
+from tile_types.forms import largest_integer
 
 SUMS = ("acc", "acc.cache", "acc.register", "x.sum")
 """Tiles that have the accumulator's type."""
@@ -82,6 +90,25 @@ class Use(Transform):
                 f"it needs {wanted}, {root} is {operand.ttype}: convert {root} before",
             )
 
+        by_digits = any(
+            s.recipe == DIGITS
+            for s, _ in program.find(Copy)
+            if isinstance(s, Copy) and s.target.name == x.name
+        )
+        self.check(by_digits or row.digits == 1, f"convert x to {row.operand} by {DIGITS} before")
+        self.check(not by_digits or row.digits > 1, f"it takes no {DIGITS} of x")
+        if by_digits:
+            self._check_sums(program)
+
+    def _check_sums(self, program: TileProgram) -> None:
+        """Check that sums of products of digits stay integers of 32 bits."""
+        largest, group = largest_integer(program.operand("w").tile.ttype), program.extent("k")
+        assert largest is not None  # weights are integers by now
+        most = columns_in_32_bits(largest)
+        fits = isinstance(group, int) and group <= most
+        self.check(fits, f"sums of up to {most} columns are exact: {group} are too many")
+        self.check(program.has("scale"), "units are those of groups: the weight has no scales")
+
     def _check_nest(self, program: TileProgram, row: Instruction) -> None:
         loops = program.product[1]
         axes = " ".join(loop.axis for loop in loops)
@@ -115,7 +142,7 @@ class Use(Transform):
         unit = program.extent("k")
         wanted = UNIT // 2 if unit == UNIT // 2 else UNIT
         self.check(k == wanted, f"{k} columns are not the {wanted} of a packed unit: slice k by {wanted}")
-        used, room = 4 * m * n, device.layer("register").capacity
+        used, room = 4 * m * n * row.digits, device.layer("register").capacity
         self.check(used < room, f"accumulators of {used} bytes leave none of {room} bytes of registers")
 
     def _check_tiles(self, program: TileProgram, row: Instruction, device: TileDevice) -> None:

@@ -15,7 +15,7 @@ from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import compile_module
 from ladder.runtime.model.joined import numbers_side_by_side
 from schedules.cpu_layout import cpu_layout
-from schedules.cpu_policy import cpu_candidates, proposal
+from schedules.cpu_policy import cpu_candidates, proposal, takes_digits
 from schedules.instructions import INSTRUCTIONS, RECIPES
 from targets import get_device, host_cpu
 from tests.numeric.cpu_problems import (
@@ -51,7 +51,13 @@ def cores(device, gemm):
     names = {core.name for core in device.cores} & INSTRUCTIONS.keys()
     bits, operands = get_type(gemm.weight).elem_bits, (operand_type(gemm), "float32")
     rows = {core: INSTRUCTIONS[core] for core in names}
-    fitting = {core for core, row in rows.items() if row.operand in operands and bits <= row.most_bits}
+    fitting = {
+        core
+        for core, row in rows.items()
+        if row.operand in operands
+        and bits <= row.most_bits
+        and (row.digits == 1 or takes_digits(gemm, device))
+    }
     return [proposal(gemm, device, core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
 
 
@@ -194,6 +200,48 @@ def test_sums_of_16_bits_never_saturate(bits: int) -> None:
     x, y = torch.tensor([-128, 127], dtype=torch.int8)[:, None].repeat(1, 256), torch.empty(2, 16)
     entry(x, *cpu.pack(case.gemm, weight).values(), y)
     assert torch.equal(y, torch.tensor([-128.0, 127.0])[:, None].repeat(1, 16) * 256 * largest)
+
+
+DIGITS = pytest.mark.skipif("avx512_vnni" not in HOST.features, reason="this CPU has no AVX-512 VNNI")
+
+
+@DIGITS
+@pytest.mark.parametrize(("weight", "group"), [("int8", 480), ("uint8", 256), ("int4", 2048)])
+def test_sums_of_digits_stay_in_32_bits(weight: str, group: int) -> None:
+    """The largest digits by the largest weights, of as many columns as an instruction takes."""
+    case, element = problem(weight, "bfloat16", 16, 2 * group, group), get_type(weight)
+    assert takes_digits(case.gemm, HOST) or HOST.name == "cpu/avx512_bf16"
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "avx512_vnni16", 2, 16)])
+    largest = max(element.values(), key=abs)
+    codes = np.full((16, 2 * group), int(element.encode(np.array([largest]))[0]), np.uint8)
+    weights = QuantizedTensor.from_codes(codes, element, (1, group), scale=np.ones((16, 2), np.float16))
+    x = torch.tensor([[1.0], [-255 / 256]]).bfloat16().repeat(1, 2 * group)
+    y = torch.empty(2, 16)
+    entry(x, *cpu.pack(case.gemm, weights).values(), y)
+    assert torch.equal(y, x[:, :1].float() * 2 * group * float(largest) * torch.ones(1, 16))
+
+
+@DIGITS
+def test_groups_too_long_for_digits_are_refused() -> None:
+    case = problem("int8", "bfloat16", 16, 1024, 512)
+    assert not takes_digits(case.gemm, HOST)
+    with pytest.raises(ScheduleError, match="sums of up to 511 columns are exact: 512 are too many"):
+        emit(case.gemm, HOST, proposal(case.gemm, HOST, "avx512_vnni16", 2, 16), "entry")
+
+
+@DIGITS
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30, 1e-38, -0.0])
+def test_special_values_in_digits(value: float) -> None:
+    """A product with one of them is what the exact one is."""
+    case = problem("int4", "bfloat16", 64, 256, 64)
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "avx512_vnni16", 2, 16)])
+    x, y = activations(case.gemm, 2), torch.empty(2, 64)
+    x[0, 70] = value
+    entry(x, *cpu.pack(case.gemm, case.weight).values(), y)
+    wanted = x.double() @ torch.from_numpy(np.asarray(case.weight.dequantize("float64"))).T
+    largest = x[0].double().abs().nan_to_num(0, 0).max()
+    unit = float(largest) * 2.0**-29 * 64 * 8  # of a group whose weights are at most 8 scales
+    assert torch.allclose(y.double(), wanted, rtol=1e-4, atol=1e-4 + unit, equal_nan=True)
 
 
 def test_one_build_serves_other_shapes() -> None:

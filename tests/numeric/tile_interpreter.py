@@ -53,7 +53,7 @@ def interpret_program(program: TileProgram, arrays: Mapping[str, npt.ArrayLike],
 def rounded(values: Array, operand: Operand, *, exactly: bool = False) -> Array:
     """Return values as a tile's type holds them; ``exactly`` refuses those that it does not hold."""
     ttype = operand.tile.ttype
-    if ttype.name == "int32":
+    if ttype.name in ("int16", "int32"):
         return np.asarray(values, np.int64)
     result: Array = np.asarray(ttype.decode_codes(np.asarray(ttype.encode(values))), np.float64)
     if exactly and not np.array_equal(result, values):

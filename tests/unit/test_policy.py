@@ -308,7 +308,7 @@ def test_where_to_convert() -> None:
 
 
 @pytest.mark.parametrize(
-    ("activation", "few", "most"), [("bfloat16", "avx512_bf16", 2), ("int8", "avx512_vnni", 8)]
+    ("activation", "few", "most"), [("bfloat16", "avx512_vnni16", 2), ("int8", "avx512_vnni", 8)]
 )
 def test_few_rows_are_for_vectors_where_those_take_less_time(activation: str, few: str, most: int) -> None:
     cpu = get_device("cpu/amx")

@@ -274,6 +274,12 @@ def dot_int8(total: Expr, weights: Expr, x: Expr) -> Expr:
     )
 
 
+def dot_int16(total: Expr, weights: Expr, x: Expr) -> Expr:
+    """Add products of pairs of 16 bits: int32x16 += uint16x32 · uint32x16 (``vpdpwssd``)."""
+    operands = (T.reinterpret("int16x32", part) for part in (weights, x))
+    return T.call_llvm_pure_intrin("int32x16", "llvm.x86.avx512.vpdpwssd.512", total, *operands)
+
+
 def dot_bytes(total: Expr, weights: Expr, x: Expr) -> Expr:
     """Do what `dot_int8` does by AVX2; needs `BYTE_HELPERS`."""
     return T.call_pure_extern("int32x16", DOT_BYTES, total, weights, T.reinterpret("int32x16", x))

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ladder.ir.program import TileProgram, verify_program
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.amx import TileNest
 from ladder.lower.skeletons.loopnest.decode import helpers_of
-from ladder.lower.skeletons.loopnest.dots import PairNest, VectorNest
+from ladder.lower.skeletons.loopnest.dots import DigitNest, PairNest, VectorNest
 from ladder.lower.skeletons.loopnest.nest import declare_arguments, kernel_of
 from schedules.instructions import INSTRUCTIONS
 
 PAIRS = "avx2_maddubs"
 """The instruction whose sums have 16 bits at first."""
+
+NESTS: Mapping[str, type[VectorNest]] = {
+    PAIRS: PairNest,
+    **{name: DigitNest for name, row in INSTRUCTIONS.items() if row.digits > 1},
+}
+"""Instruction -> its nest, where it is not that of all on vector or on tile registers."""
 
 __all__ = ["emit"]
 
@@ -23,7 +31,7 @@ def emit(program: TileProgram) -> None:
     """
     verify_program(program)
     product = program.product[0].by
-    nest = PairNest if product == PAIRS else TileNest if INSTRUCTIONS[product].tiles else VectorNest
+    nest = NESTS.get(product, TileNest if INSTRUCTIONS[product].tiles else VectorNest)
     args = declare_arguments(program)
     called = v.PAIR_HELPERS if product == PAIRS else v.LLVM_HELPERS
     with v.helpers(called + helpers_of(program)):

@@ -9,7 +9,7 @@ x over a group: what zero points multiply, or already times the offset of the co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -20,7 +20,7 @@ from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.vectors import as_float, bits_of
 from schedules.cpu_layout import UNIT, CpuLayout
 
-WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4}
+WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4, "digits": 2}
 """Columns in one 32-bit word of each operand type."""
 
 PARTS = 8
@@ -32,7 +32,7 @@ class Activations:
     """The prepared activations of a number of blocks of rows.
 
     layout: The packed weight's layout, which the columns follow.
-    operand: ``"float32"``, ``"bfloat16"`` or ``"int8"``.
+    operand: ``"float32"``, ``"bfloat16"``, ``"int8"``, or ``"digits"`` of `loopnest.digits`.
     activation: Element type of x.
     rows: Rows per block, a power of two up to 16.
     x: The argument ``[M, K]``.
@@ -54,6 +54,9 @@ class Activations:
     sums: Any
     factor: int
 
+    digits: ClassVar[int] = 1
+    """Words of one row and step."""
+
     @property
     def columns(self) -> int:
         """Columns per word."""
@@ -65,12 +68,12 @@ class Activations:
         return min(UNIT, self.layout.padded_group or UNIT)
 
     def word(self, block: Expr, step: Expr, local: int) -> Expr:
-        """Return one word of row ``local`` of a block; ``step`` counts words along K."""
-        return self.words[(block * self.steps + step) * self.rows + local]
+        """Return one word of a block; ``step`` counts steps along K, ``local`` rows, or their digits."""
+        return self.words[(block * self.steps + step) * (self.rows * self.digits) + local]
 
     @property
     def steps(self) -> Expr:
-        """Words of one row."""
+        """Steps of one row."""
         return self.units * (UNIT // self.columns)
 
     def sum(self, block: Expr, group: Expr, local: int) -> Expr:

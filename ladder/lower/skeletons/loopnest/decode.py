@@ -4,6 +4,7 @@ Every decoder reads one row block and unit and returns what one step (E columns)
 
 * bfloat16 operand: one uint16x32, a pair of columns per row;
 * float32 operand: E vectors float32x16, one per column;
+* digits: one uint16x32, a pair of integers per row;
 * int8 operand: one uint32x16 of four unsigned bytes per row, counted from the smallest value.
 """
 
@@ -80,6 +81,10 @@ def decoder_for(program: TileProgram, layout: CpuLayout) -> Decoder:
     recipe = next((copy.recipe for copy in copies_of(program, made.name) if copy.recipe), "")
     if made.ttype == "uint8":
         return ByteDecoder(layout)
+    if recipe == "extend":
+        return ExtendingDecoder(PairTable(layout, element), made.ttype)
+    if made.ttype == "int16":
+        return PairDecoder(IntegerTable(layout, element))
     if made.ttype == "bfloat16":
         return PairDecoder(PairTable(layout, element, rounded=True)) if recipe == "lookup" else RawPairs()
     if recipe == "lookup":
@@ -177,6 +182,16 @@ class PairTable:
         return b.bind(result)
 
 
+class IntegerTable(PairTable):
+    """Values that are integers of 16 bits."""
+
+    def _bits(self) -> Bits:
+        return self.element.values().astype(np.int16).view(np.uint16)
+
+    def _upper(self) -> Bits:
+        return self._bits()
+
+
 class LookupTable:
     """A table of 2, 4, ... 256 uint16 in vector registers, 32 entries each."""
 
@@ -218,6 +233,46 @@ class PairDecoder:
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         return [b.bind(self.pairs.upper.look_up(self.pairs.codes(unit, step)))]
+
+
+@dataclass
+class ExtendingDecoder:
+    """Extend codes that are unsigned or in two's complement: to 16 bits, or to 32, which become floats.
+
+    made: ``"int16"``, ``"bfloat16"`` or ``"float32"``.
+    """
+
+    pairs: PairTable
+    made: str
+
+    def begin(self) -> None:
+        """Emit nothing."""
+
+    def __call__(self, unit: Unit, step: int) -> list[Expr]:
+        codes, bits = self.pairs.codes(unit, step), self.pairs.layout.bits
+        if self.made == "int16":
+            return [b.bind(v.as_type(self._extended(codes, 16 - bits, 16 - bits, 16), "uint16x32"))]
+        words = b.bind(v.as_type(codes, "uint32x16"))
+        floats = [
+            b.bind(T.Cast("float32x16", self._extended(words, left, 32 - bits, 32)))
+            for left in (32 - bits, 16 - bits)  # the even column, the odd one
+        ]
+        if self.made == "float32":
+            return floats
+        even, odd = (v.as_type(x, "uint32x16") for x in floats)
+        return [
+            b.bind(
+                v.as_type(
+                    v.merged(v.shifted(even, 16, "uint32", LANES), odd, 16, "uint32", LANES), "uint16x32"
+                )
+            )
+        ]
+
+    def _extended(self, words: Expr, left: int, right: int, width: int) -> Expr:
+        """Return words shifted to the left, which drops what is above a code, and back."""
+        kind, count = "int" if self.pairs.element.minimum < 0 else "uint", LANES * 32 // width
+        high = v.shifted(words, -left, f"uint{width}", count)
+        return v.shifted(v.as_type(high, f"{kind}{width}x{count}"), right, f"{kind}{width}", count)
 
 
 @dataclass

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from tvm.script import tirx as T
+
 from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
+from ladder.lower.skeletons.loopnest.digits import BASE, DIGITS, DigitActivations
 from ladder.lower.skeletons.loopnest.nest import At, Nest, offset_of
 from schedules.cpu_layout import LANES, UNIT
 from schedules.instructions import steps_in_16_bits
@@ -40,17 +43,31 @@ class VectorNest(Nest):
             at = self.allocate(at)
             self.clear(fill, at)
             return at
-        count = self.kernel.panels * self.kernel.rows
-        sums = v.scratch(count * LANES, self.kernel.accumulator)
+        count = self.kernel.panels * self.width
+        sums = v.scratch(count * LANES, self.held)
         for index in range(count):
-            b.store(sums, self._beginning(at, index % self.kernel.rows), v.lanes(index * LANES))
+            b.store(sums, self._beginning(at, index % self.width), v.lanes(index * LANES))
         return replace(at, tiles={**at.tiles, fill.target.name: sums})
 
     def _beginning(self, at: At, row: int) -> Expr:
         """Return what the sums of a row in a group begin with: what the offset of the codes adds, or 0."""
         if self._begins_with_offset:
             return v.splat(self.kernel.x.sum(at.block, at.group, row))
-        return v.constant(0, self.kernel.accumulator)
+        return v.constant(0, self.held)
+
+    @property
+    def held(self) -> str:
+        """Element type of sums in registers."""
+        return self.kernel.accumulator if self.kernel.x.digits == 1 else "int32"
+
+    @property
+    def width(self) -> int:
+        """Sums of a column: one of each row, or of each digit of a row."""
+        return self.kernel.rows * self.kernel.x.digits
+
+    def place(self, panel: int, row: int) -> Expr:
+        """Return where sums of a panel lie; ``row`` counts rows, or their digits."""
+        return v.lanes((panel * self.width + row) * LANES)
 
     @property
     def _begins_with_offset(self) -> bool:
@@ -109,7 +126,7 @@ class VectorNest(Nest):
             weights = [kernel.decode(source, step) for source in sources]
             for part in range(words_per_step):
                 position = at.unit * words_per_unit + step * words_per_step + part
-                for row in range(kernel.rows):
+                for row in range(self.width):
                     word = kernel.x.word(at.block, position, row)
                     self.multiply_word(product, at, row, word, [panel[part] for panel in weights])
 
@@ -117,7 +134,7 @@ class VectorNest(Nest):
         """Emit the products of one word of x with every panel."""
         x, sums = v.splat(b.bind(word) if self.kernel.panels > 1 else word), at.tiles[product.total]
         for panel, weight in enumerate(weights):
-            place = v.lanes((panel * self.kernel.rows + row) * LANES)
+            place = self.place(panel, row)
             b.store(sums, INSTRUCTIONS[product.by](sums[place], weight, x), place)
 
     def add(self, add: AddGroup, at: At) -> None:
@@ -126,8 +143,12 @@ class VectorNest(Nest):
             numbers = self.numbers(add, at, panel)
             for row in range(self.kernel.rows):
                 place = v.lanes((panel * self.kernel.rows + row) * LANES)
-                value = at.tiles[add.value][place]
+                value = self.sums_of(add, at, panel, row)
                 self.add_group(add, at.tiles[add.total], value, place, (at.block, at.group, row), numbers)
+
+    def sums_of(self, add: AddGroup, at: At, panel: int, row: int) -> Expr:
+        """Return the sums of a row and panel in a group."""
+        return at.tiles[add.value][self.place(panel, row)]
 
     def store(self, store: Store, at: At) -> None:
         """Emit the output of a register tile."""
@@ -163,6 +184,21 @@ class PairNest(VectorNest):
             self.fresh.discard(number)
 
 
+class DigitNest(VectorNest):
+    """A kernel on vector registers whose sums are integers, two of each row and column."""
+
+    def sums_of(self, add: AddGroup, at: At, panel: int, row: int) -> Expr:
+        """Return what the sums of both digits are worth."""
+        upper, lower = (
+            T.Cast(f"float32x{LANES}", at.tiles[add.value][self.place(panel, row * DIGITS + digit)])
+            for digit in range(DIGITS)
+        )
+        x = self.kernel.x
+        assert isinstance(x, DigitActivations)
+        unit = x.unit[(at.block * x.groups + at.group) * x.rows + row]
+        return v.fma(upper, v.constant(BASE, "float32"), lower) * v.splat(unit)
+
+
 def _fma(total: Expr, weights: Expr, x: Expr) -> Expr:
     return v.fma(weights, v.as_type(x, "float32x16"), total)
 
@@ -170,6 +206,7 @@ def _fma(total: Expr, weights: Expr, x: Expr) -> Expr:
 INSTRUCTIONS: Mapping[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "avx512_bf16": v.dot_bf16,
     "avx512_vnni": v.dot_int8,
+    "avx512_vnni16": v.dot_int16,
     "fma": _fma,
 }
 """Instruction -> what emits ``total`` plus the products of one step."""

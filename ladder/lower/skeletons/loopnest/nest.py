@@ -36,8 +36,10 @@ from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.pack import HALF, NUMBERS
 from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
-from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, decoder_for, units_ahead
+from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, copies_of, decoder_for, units_ahead
+from ladder.lower.skeletons.loopnest.digits import DigitActivations
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
+from schedules.instructions import DIGITS
 
 TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Element types that TIR spells otherwise."""
@@ -209,14 +211,17 @@ def _activations(
 ) -> Activations:
     """Allocate the prepared activations of ``blocks`` blocks of ``words`` rows."""
     x = program.operand(program.product[0].left)
-    memory = v.scratch(blocks * args.units * (UNIT // WORD_COLUMNS[x.ttype]) * words, "uint32")
+    (copy,) = copies_of(program, x.name)
+    kind, operand = (DigitActivations, DIGITS) if copy.recipe == DIGITS else (Activations, x.ttype)
+    memory = v.scratch(blocks * args.units * (UNIT // WORD_COLUMNS[operand]) * words * kind.digits, "uint32")
     sums = None
     if program.has("x.sum"):
         sums = v.scratch(blocks * args.groups * words, program.operand("x.sum").ttype)
     stored, extents = program.operand("x").ttype, (args.m, args.k, args.units, args.groups)
     offset = offset_of(program)
     factor = 1 if offset is None else offset
-    return Activations(layout, x.ttype, stored, words, args["x"], *extents, memory, sums, factor)
+    unit = (v.scratch(blocks * args.groups * words, "float32"),) if kind.digits > 1 else ()
+    return kind(layout, operand, stored, words, args["x"], *extents, memory, sums, factor, *unit)
 
 
 def offset_of(program: TileProgram) -> int | None:
