@@ -155,6 +155,19 @@ def test_transposes_of_open_sizes_are_turned(size: int) -> None:
     assert torch.equal(result, torch.relu(a).transpose(1, 2))
 
 
+def test_a_quotient_of_open_sizes_that_is_small_is_not_turned() -> None:
+    """As in chunks of Mamba 2: ``8 * c // c`` is no number, but known to be less than a tile's side."""
+    count = "-floordiv(7*s, 8) + s"
+    chunk = f"floordiv(-8*floordiv(7*s, 8) + 8*s, {count})"
+    g = GraphBuilder("chunks")
+    x = g.input("x", "float32", (2, count, 64, chunk))
+    graph = g.finish(g.add("transpose", g.add("relu", x), permutation=(0, 1, 3, 2)))
+    device = get_device(target_of(torch.device("cpu")))
+    a, result = torch.randn(2, 3, 64, 8), torch.zeros(2, 3, 8, 64)
+    load_entry(*find_or_build([chain_job(graph, device)]), "cpu")(20, a, result)
+    assert torch.equal(result, torch.relu(a).mT)
+
+
 def test_joins_of_joins_are_several_kernels() -> None:
     """A scan by halves: one kernel of all its joins would have a branch for each way through them."""
 

@@ -97,8 +97,8 @@ class CpuTiles:
     def along_rows(self) -> list[Turned]:
         """Return the reads whose neighbours along rows, and not along columns, are neighbours in memory."""
         nest = self.nest
-        if any(isinstance(e, int) and e < SIDE for e in (self.rows, self.columns)):
-            return []
+        if any(is_zero(nest.values.simplified(tirx.floordiv(e, SIDE))) for e in (self.rows, self.columns)):
+            return []  # quotients of open sizes may be known to be small
         *outer, row, column = self.probes
         with nest.values.only_loads():
             reads = self.reads(self.place(outer, row, column))
