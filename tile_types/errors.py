@@ -150,6 +150,13 @@ class MissingToolError(LadderError, RuntimeError):
     """A compiler, linker or library that this step needs is not installed."""
 
 
+UNKNOWN_TYPE = "unknown type "
+"""How every message begins, or goes on after a place, that says that there is no type of a name."""
+
+UNREGISTERED = "a type of your own is registered (ladder.register_type) before what holds it is read"
+"""What to do about a file that names a type which this process does not know."""
+
+
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """Build the error for a name that is not in a table.
 

@@ -18,10 +18,12 @@ from tile_types.arrays import (
     require_array,
 )
 from tile_types.errors import (
+    UNREGISTERED,
     ArtifactError,
     ConversionError,
     LadderError,
     ShapeError,
+    UnknownNameError,
     ValueRangeError,
     require_kind,
     shown,
@@ -356,6 +358,8 @@ class QuantizedTensor:
         except ArtifactError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, LadderError) as error:
+            if isinstance(error, UnknownNameError):
+                raise ArtifactError(f"{error}; {UNREGISTERED}") from error
             raise ArtifactError(
                 f"not a quantized tensor, or a damaged one: {error}; export it again"
             ) from error

@@ -33,7 +33,15 @@ from ladder.runtime.packed import (
 from ladder.runtime.tokens import quantize_tokens
 from schedules.schedule import parse_plan
 from targets import get_device, host_cpu
-from tile_types.errors import ArtifactError, DeviceError, MissingToolError, TypeValuesError, path_of
+from tile_types.errors import (
+    UNKNOWN_TYPE,
+    UNREGISTERED,
+    ArtifactError,
+    DeviceError,
+    MissingToolError,
+    TypeValuesError,
+    path_of,
+)
 from tile_types.identity import VALUES, own_values_named, require_values
 
 if TYPE_CHECKING:
@@ -213,6 +221,8 @@ def reading(path: Path, member: str) -> Iterator[None]:
         raise
     except Exception as error:
         text = str(error) or type(error).__name__
+        if UNKNOWN_TYPE in text:
+            raise ArtifactError(f"{path}: {member}: {text}; {UNREGISTERED}") from error
         raise ArtifactError(
             f"{path}: {member} does not fit this version of Ladder: {text}; export it again"
         ) from error

@@ -16,13 +16,14 @@ from safetensors.torch import save_file
 
 import ladder
 from ladder.ir.gemm import Gemm
+from ladder.runtime.artifact import reading
 from ladder.runtime.cache import Identity, cache_key
 from ladder.runtime.compile import Request
 from ladder.runtime.packed import PackedWeight
 from ladder.superopt.generator.stored import Database
 from schedules.tuning import class_key
 from targets import host_cpu
-from tile_types import Metadata, QuantizedTensor, TType, library
+from tile_types import Metadata, QuantizedTensor, TType, get_type, library
 from tile_types.errors import ArtifactError, CheckpointError, TypeValuesError
 from tile_types.identity import own_values, own_values_named
 
@@ -123,6 +124,22 @@ def test_checkpoints_artifacts_and_models_are_refused(tmp_path: Path) -> None:
         ladder.load_checkpoint(path)["a.weight"]
     with pytest.raises(TypeValuesError, match=rf"a\.ladder: {OTHER_VALUES}"):
         ladder.load(tmp_path / "a.ladder")
+
+
+def test_what_holds_a_type_that_is_not_here_says_what_to_do(tmp_path: Path) -> None:
+    register(HERE)
+    load, state = of_dict(), ladder.Linear.from_quantized(quantized()).state_dict()
+    library._TYPES.pop(NAME)
+    told = f"unknown type '{NAME}'.* is registered"
+    with pytest.raises(ArtifactError, match=f"^{told}"):
+        load()
+    with pytest.raises(RuntimeError, match=f"weight: {told}"):
+        ladder.Linear(64, 32, weight="int2", group_size=32).load_state_dict(state)
+    with (
+        pytest.raises(ArtifactError, match=rf"a\.ladder: manifest\.json: {told}"),
+        reading(tmp_path / "a.ladder", "manifest.json"),
+    ):
+        get_type(NAME)
 
 
 def test_onnx_models_are_refused(tmp_path: Path) -> None:
