@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ladder.api.experts import GroupedMatmul
-from ladder.api.linear import Linear, form_of
+from ladder.api.linear import Linear
+from ladder.api.linear_modules import form_of
 from ladder.runtime.packed import PackedWeight
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError, ShapeError

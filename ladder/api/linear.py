@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ladder.api.calibration import Moments, calibrated
-from ladder.api.linear_modules import device_beside_cpu, matrix_of, require_parts
+from ladder.api.linear_modules import bias_shard, device_beside_cpu, form_of, matrix_of, require_parts
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import clipped, quantize
@@ -29,7 +29,7 @@ from tile_types import QuantizedTensor, get_type
 from tile_types.arrays import as_torch
 from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderError, require_kind
 from tile_types.quantized import owned
-from tile_types.shards import ROWS, rows_of, shard
+from tile_types.shards import shard
 
 WEIGHT, PACKED = "weight.", "packed."
 """Prefixes of canonical and of packed weights in a state dict."""
@@ -39,15 +39,6 @@ COLUMNS = "columns"
 
 DESCRIPTION = "description"
 """Key, after the prefix, of the JSON text (as uint8) that says what the arrays are."""
-
-
-def form_of(weight: QuantizedTensor) -> dict[str, Any]:
-    """Return the options of a layer's constructor that say how a quantized weight is stored."""
-    return {
-        "weight": weight.ttype.name,
-        "group_size": min(weight.block[1], weight.shape[1]),
-        "zero": weight.zero_kind if weight.offset is None else "float",
-    }
 
 
 LINEAR_OPTIONS = ("activation", "keep_canonical", "batch_invariant")
@@ -64,6 +55,9 @@ def quantized_matrix(
     matrix = clipped(matrix, weight, **options) if clip else matrix
     quantized: QuantizedTensor = quantize(matrix, weight, **options)
     return quantized
+
+
+NOT_SET = "the weight of a quantized layer is no parameter: give the layer a quantized one with set_weight"
 
 
 class Linear(NonDynamicallyQuantizableLinear):
@@ -282,7 +276,7 @@ class Linear(NonDynamicallyQuantizableLinear):
             self._recovery = self._recovery.with_own(is_foreign)
 
     @property
-    def weight(self) -> torch.Tensor:  # type: ignore[override]
+    def weight(self) -> torch.Tensor:
         """The dequantized weight ``[N, K]``, for code that reads it instead of calling the layer.
 
         It knows its type, shape and device; values are computed from the canonical weight where they are
@@ -300,6 +294,19 @@ class Linear(NonDynamicallyQuantizableLinear):
             return dequantize(kept.arrays, kept.description, self.dtype, self._where)
         shape = self.out_features, self.in_features
         return StoredWeight(shape, self.dtype, self._where, partial(self._values, self._packed))
+
+    @weight.setter
+    def weight(self, given: Any) -> None:
+        raise LadderError(NOT_SET)
+
+    def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
+        """Add a parameter, as ``layer.name = parameter`` does.
+
+        Raises LadderError if it would be the weight.
+        """
+        if name == "weight":
+            raise LadderError(NOT_SET)
+        super().register_parameter(name, param)
 
     def _values(self, packed: PackedWeight | None) -> torch.Tensor:
         """Return the dequantized weight."""
@@ -489,12 +496,3 @@ class Linear(NonDynamicallyQuantizableLinear):
         self._recovery = None
         self._set_packed(packed.to(self._where))
         self._set_columns(arrays.get(COLUMNS))
-
-
-def bias_shard(
-    bias: torch.Tensor | None, axis: int, index: int, count: int, parts: Sequence[int] | None = None
-) -> torch.Tensor | None:
-    """Return what device ``index`` of ``count`` adds of a bias [N]; see `Linear.shard`."""
-    if bias is None or axis != ROWS:
-        return bias if index == 0 else None
-    return bias[rows_of(parts or (bias.shape[0],), index, count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from tile_types.arrays import as_torch
 from tile_types.errors import ShapeError, require_kind
 from tile_types.quantized import QuantizedTensor, check_quantized
+from tile_types.shards import ROWS, rows_of
 
 TRANSPOSED = ("transformers.pytorch_utils", "Conv1D")
 """Module and name of the class whose weight is ``[K, N]``: no import of transformers is needed to tell it."""
@@ -57,3 +59,21 @@ def require_parts(weight: QuantizedTensor, bias: torch.Tensor | None) -> None:
         require_kind(bias, torch.Tensor, "bias must be a torch tensor")
         if bias.shape != weight.shape[:1]:
             raise ShapeError(f"bias must have shape [{weight.shape[0]}], got {list(bias.shape)}")
+
+
+def form_of(weight: QuantizedTensor) -> dict[str, Any]:
+    """Return the options of a layer's constructor that say how a quantized weight is stored."""
+    return {
+        "weight": weight.ttype.name,
+        "group_size": min(weight.block[1], weight.shape[1]),
+        "zero": weight.zero_kind if weight.offset is None else "float",
+    }
+
+
+def bias_shard(
+    bias: torch.Tensor | None, axis: int, index: int, count: int, parts: Sequence[int] | None = None
+) -> torch.Tensor | None:
+    """Return what device ``index`` of ``count`` adds of a bias [N]; see `ladder.Linear.shard`."""
+    if bias is None or axis != ROWS:
+        return bias if index == 0 else None
+    return bias[rows_of(parts or (bias.shape[0],), index, count)]

@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from ladder.api.linear import Linear, bias_shard
+from ladder.api.linear import Linear
+from ladder.api.linear_modules import bias_shard
 from ladder.integrations.distributed import ColwiseLinear, RowwiseLinear, VocabularyShard, connected
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError, unknown_name

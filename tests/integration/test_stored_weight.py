@@ -105,6 +105,14 @@ def test_no_tensor_takes_memory_that_is_not_there(layer: ladder.Linear) -> None:
     assert torch.equal(parameter + 1, exact(layer) + 1)
 
 
+@pytest.mark.parametrize("given", [torch.zeros(N, K), torch.nn.Parameter(torch.zeros(N, K))])
+def test_another_weight_in_its_place_is_refused(layer: ladder.Linear, given: torch.Tensor) -> None:
+    before = exact(layer)
+    with pytest.raises(ladder.LadderError, match="set_weight"):
+        layer.weight = given
+    assert torch.equal(exact(layer), before)
+
+
 def test_a_weight_lies_where_it_will_be() -> None:
     weight = StoredWeight((2, 3), torch.float16, torch.device("cuda:1"), lambda: torch.zeros(2, 3).half())
     assert weight.device == torch.device("cuda:1")
