@@ -17,7 +17,7 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "matmul": (((2, 4, 6), (6, 5)), {"type": "float32"}),
     "reduce_sum": (((4, 6),), {"axis": 1}),
     "reduce_max": (((4, 6),), {"axis": 0, "keep": False}),
-    **dict.fromkeys(("scan_sum", "scan_max", "scan_product"), (((4, 6),), {"axis": 1})),
+    **dict.fromkeys(("scan_sum", "scan_max", "scan_product", "scan_logsumexp"), (((4, 6),), {"axis": 1})),
     "broadcast": (((1, 6),), {"shape": (4, 6)}),
     "reshape": (((4, 6),), {"shape": (8, 3)}),
     "transpose": (((4, 6, 2),), {"permutation": (2, 0, 1)}),
@@ -33,9 +33,12 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "put": (((4, 5, 6), (1,), (4, 1, 6)), {"axis": 1}),
     "attention": (((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)), {"scale": 0.25}),
     **dict.fromkeys(("select", "fused"), (((4, 6), (4, 6), (6,)), {})),
-    **dict.fromkeys(("log", "sin", "cos", "abs", "floor", "round", "erf", "negation"), (((4, 6),), {})),
     **dict.fromkeys(
-        ("pow", "quotient", "less", "less_equal", "equal", "both", "either"), (((4, 6), (6,)), {})
+        ("log", "log1p", "sin", "cos", "abs", "floor", "round", "erf", "negation"), (((4, 6),), {})
+    ),
+    **dict.fromkeys(
+        ("pow", "logaddexp", "quotient", "less", "less_equal", "equal", "both", "either"),
+        (((4, 6), (6,)), {}),
     ),
     **dict.fromkeys(("add", "sub", "mul", "div", "div_ftz", "maximum", "minimum"), (((4, 6), (6,)), {})),
     **dict.fromkeys(

@@ -43,17 +43,61 @@ def _exponential_less_one(im: Importer, x: str) -> str:
 
 
 def _logarithm_beyond_one(im: Importer, x: str) -> str:
-    """Return ``log(1 + x)`` of ``u = 1 + x`` as it is rounded, and what that lost of x over u."""
+    return im.g.add("log1p", x)
 
-    def apply(operator: str, *operands: Any) -> str:
-        return im.apply(operator, operands, "float32")
 
-    u = apply("add", x, 1.0)
-    lost = apply("sub", x, apply("sub", u, 1.0))
-    inside = im.g.add("both", apply("less", 0.0, u), apply("less", u, math.inf))
-    rest = im.g.add("select", inside, apply("div", lost, u), im.operand(0.0, "float32"))
-    found = apply("add", apply("log", u), rest)
-    return im.g.add("select", apply("equal", u, 1.0), x, found)
+ARC_SINE = (0.16666752, 0.074952975, 0.045470376, 0.02417951, 0.042166308)
+"""Coefficients of ``(asin(s) - s) / s ** 3`` in powers of ``s ** 2``, for s up to 1/2: within 5e-9."""
+
+ARC_TANGENT = (
+    *(-0.33333299, 0.19998549, -0.14264242, 0.10952186, -0.0840345, 0.057957593, -0.031177847),
+    *(0.010914606, -0.0017936218),
+)
+"""Those of the arc tangent, for s up to 1: within 3e-9."""
+
+
+def _odd_series(im: Importer, s: str, square: str, coefficients: Sequence[float]) -> str:
+    """Return ``s + s ** 3 p``, of a polynomial in ``s ** 2``; it has the sign of s, also of zeros."""
+    inner = im.apply("mul", [_polynomial(im, square, coefficients, "float32"), square], "float32")
+    return im.apply("mul", [im.apply("add", [inner, 1.0], "float32"), s], "float32")
+
+
+def _arc_of_half(im: Importer, x: str) -> tuple[str, str]:
+    """Return whether a magnitude is above 1/2, and the arc sine of x, or there of ``sqrt((1 - |x|) / 2)``."""
+    size = im.apply("abs", [x], "float32")
+    far = im.apply("less", [0.5, size], "float32")
+    rest = im.apply("mul", [im.apply("sub", [1.0, size], "float32"), 0.5], "float32")
+    square = im.g.add("select", far, rest, im.apply("square", [x], "float32"))
+    return far, _odd_series(im, im.g.add("select", far, im.g.add("sqrt", square), x), square, ARC_SINE)
+
+
+def _signed(im: Importer, x: str, found: str) -> str:
+    """Return a number that is not negative with the sign of x."""
+    below = im.apply("less", [x, 0.0], "float32")
+    return im.g.add("select", below, im.apply("neg", [found], "float32"), found)
+
+
+def _arc_sine(im: Importer, x: str) -> str:
+    far, arc = _arc_of_half(im, x)
+    above = im.apply("sub", [math.pi / 2, im.apply("mul", [arc, 2.0], "float32")], "float32")
+    return im.g.add("select", far, _signed(im, x, above), arc)
+
+
+def _arc_cosine(im: Importer, x: str) -> str:
+    far, arc = _arc_of_half(im, x)
+    twice = im.apply("mul", [arc, 2.0], "float32")
+    below = im.apply("less", [x, 0.0], "float32")
+    twice = im.g.add("select", below, im.apply("sub", [math.pi, twice], "float32"), twice)
+    return im.g.add("select", far, twice, im.apply("sub", [math.pi / 2, arc], "float32"))
+
+
+def _arc_tangent(im: Importer, x: str) -> str:
+    """Return the arc tangent of x, or from that of its inverse."""
+    size = im.apply("abs", [x], "float32")
+    far = im.apply("less", [1.0, size], "float32")
+    s = im.g.add("select", far, im.apply("div", [1.0, size], "float32"), x)
+    arc = _odd_series(im, s, im.apply("square", [s], "float32"), ARC_TANGENT)
+    return im.g.add("select", far, _signed(im, x, im.apply("sub", [math.pi / 2, arc], "float32")), arc)
 
 
 SATURATED = 20.0
@@ -111,6 +155,9 @@ FUNCTIONS: dict[str, Row] = {
     "expm1.default": _single(_exponential_less_one),
     "log1p.default": _single(_logarithm_beyond_one),
     "mish.default": _single(_mish),
+    "asin.default": _single(_arc_sine),
+    "acos.default": _single(_arc_cosine),
+    "atan.default": _single(_arc_tangent),
     "elu.default": _exponential_linear,
     "leaky_relu.default": _leaky,
     "isnan.default": _is_nan,

@@ -39,6 +39,20 @@ def _smallest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = Fal
     return turned(im.reduce("reduce_max", turned(x), _axes(im, x, axes), keep))
 
 
+def _values(row: Row) -> Row:
+    """Return a row of (extremes along an axis, where they are), where nobody asks where."""
+
+    def values(im: Importer, out: str, x: str, axis: int, keep: bool = False) -> Any:
+        return None if 1 in im.used or not im.shape(x) else (row(im, out, x, axis, keep), None)
+
+    return values
+
+
+def _any(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False) -> Any:
+    """Return whether one is true; of other types than bool a call."""
+    return _largest(im, out, x, axes, keep) if im.ttype(x) == out == "bool" else None
+
+
 def _norm(
     im: Importer, out: str, x: str, order: float = 2, axes: Any = None, keep: bool = False, **_: Any
 ) -> Any:
@@ -91,8 +105,12 @@ def _mean_and_variance(
 PART = 1 << 12
 """Elements of a part of a row that is longer than what a block scans."""
 
-BEFORE_ALL: dict[str, Any] = {"scan_sum": 0.0, "scan_product": 1.0, "scan_max": None}
+BEFORE_ALL: dict[str, Any] = {"scan_sum": 0.0, "scan_product": 1.0, "scan_max": None, "scan_logsumexp": None}
 """Scan -> what nothing gives; None: the least number there is."""
+
+
+COMBINE = {"scan_sum": "add", "scan_max": "maximum", "scan_product": "mul", "scan_logsumexp": "logaddexp"}
+"""Scan -> what makes one of two of its values."""
 
 
 def _scan(operator: str, *, both: bool = False) -> Row:
@@ -104,6 +122,8 @@ def _scan(operator: str, *, both: bool = False) -> Row:
             return None
         wide = out if out in ("float32", "float64", "int32", "int64") else "float32"
         if not out.startswith(("float", "bfloat", "int32", "int64")):
+            return None
+        if operator == "scan_logsumexp" and wide != "float32":
             return None
         order = [at for at in range(len(shape)) if at != axis % len(shape)]
         turned = im.permute(im.cast(x, wide), [*order, axis % len(shape)])
@@ -133,16 +153,15 @@ def _scanned(im: Importer, operator: str, x: str) -> str:
     low, high = (0,) * (rank + 1), (*(0,) * rank, parts * held - length)
     x = im.g.add("pad", x, low=low, high=high, value=nothing) if any(high) else x
     x = im.reshape(x, [*shape[:-1], parts, held])
-    if operator == "scan_product":
+    if operator in ("scan_product", "scan_logsumexp"):
         ends = im.take_axis(im.g.add(operator, x, axis=rank + 1), rank + 1, held - 1, 1)
     else:  # read again: less than storing all twice
         ends = im.reduce(operator.replace("scan", "reduce"), x, [rank + 1], True)
     joined = _scanned(im, operator, im.reshape(ends, [*shape[:-1], parts]))
     earlier = im.g.add("slice", joined, begin=low, shape=(*shape[:-1], parts - 1))
     earlier = im.g.add("pad", earlier, low=(*low[:-1], 1), high=low, value=nothing)
-    combine = {"scan_sum": "add", "scan_max": "maximum", "scan_product": "mul"}[operator]
     found = im.g.add(
-        combine, im.g.add(operator, x, axis=rank + 1), im.reshape(earlier, [*shape[:-1], parts, 1])
+        COMBINE[operator], im.g.add(operator, x, axis=rank + 1), im.reshape(earlier, [*shape[:-1], parts, 1])
     )
     found = im.reshape(found, [*shape[:-1], parts * held])
     return im.g.add("slice", found, begin=low, shape=shape) if any(high) else found
@@ -152,12 +171,18 @@ REDUCTIONS: dict[str, Row] = {
     "cumsum.default": _scan("scan_sum"),
     "cumprod.default": _scan("scan_product"),
     "cummax.default": _scan("scan_max", both=True),
+    "logcumsumexp.default": _scan("scan_logsumexp"),
     "sum.default": _summed,
     "sum.dim_IntList": _summed,
     "mean.default": _averaged,
     "mean.dim": _averaged,
     "amax.default": _largest,
     "amin.default": _smallest,
+    "max.default": _largest,
+    "min.default": _smallest,
+    "max.dim": _values(_largest),
+    "min.dim": _values(_smallest),
+    **dict.fromkeys(("any.default", "any.dim", "any.dims"), _any),
     "linalg_vector_norm.default": _norm,
     "var.correction": _moments(),
     "std.correction": _moments(root=True),

@@ -188,7 +188,11 @@ class Importer:
         rank = len(self.shape(value))
         if not rank and operator == "reduce_sum" and "float" in self.ttype(value):
             return self.g.add("add", value, self.number(0.0, self.ttype(value)))
-        for axis in sorted({axis % rank for axis in axes} if rank else (), reverse=True):
+        chosen = {axis % rank for axis in axes} if rank else set()
+        longer = {axis for axis in chosen if self.shape(value)[axis] != 1}
+        if longer and keep:  # what has one element is its own sum
+            chosen = longer
+        for axis in sorted(chosen, reverse=True):
             value = self.g.add(operator, value, axis=axis, keep=keep)
         return value
 

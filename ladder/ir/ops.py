@@ -268,7 +268,8 @@ _SCANS = tuple(
         doc="all elements up to each along axis, taken together; of the last axis on GPUs only",
     )
     for name, accumulate in (
-        ("scan_sum", np.cumsum), ("scan_max", np.maximum.accumulate), ("scan_product", np.cumprod)
+        ("scan_sum", np.cumsum), ("scan_max", np.maximum.accumulate), ("scan_product", np.cumprod),
+        ("scan_logsumexp", np.logaddexp.accumulate),
     )
 )  # fmt: skip
 

@@ -304,6 +304,45 @@ floor, nearest = _of_tir("floor"), _of_tir("nearbyint")
 both, either, negation = _of_tir("And"), _of_tir("Or"), _of_tir("Not")
 
 
+BEYOND_ONE = (
+    *(0.33333451, -0.25000098, 0.19990826, -0.16647206),
+    *(0.14478761, -0.13162799, 0.10464279, -0.04507043),
+)
+"""Coefficients of ``(log(1 + m) - m + m ** 2 / 2) / m ** 3``, m from -1/4 to 1/2, within 5e-9 of the log."""
+
+
+def log_beyond_one(x: Any) -> Any:
+    """Return ``log(1 + x)`` of a float32, within two units in its last place.
+
+    It is ``e log 2 + log(1 + m)``, where 1 + m is (1 + x) / 2 ** e, from 3/4 to 3/2, and m is never rounded
+    where e is 0.
+    """
+    tirx = _tirx()
+    between = tirx.And(less(like(x, -1), x), less(x, like(x, math.inf)))
+    usual = tirx.And(between, negation(equal(x, like(x, 0))))
+    inside = kept(chosen(usual, x, like(x, 1)))
+    three_quarters, four = (reinterpreted("int32", like(x, value)) for value in (0.75, 4.0))
+    above = reinterpreted("int32", opaque(inside + like(x, 1))) - three_quarters
+    power = kept(above & tirx.const(-(1 << 23), "int32"))  # e, where the exponent lies in a float
+    less_one = fused(reinterpreted("float32", four - power), like(x, 0.25), like(x, -1))
+    m = kept(opaque(reinterpreted("float32", reinterpreted("int32", inside) - power) + less_one))
+    found = like(x, BEYOND_ONE[-1])
+    for coefficient in (*BEYOND_ONE[-2::-1], -0.5):
+        found = fused(found, m, like(x, coefficient))
+    found = fused(multiply(found, m), m, m)
+    found = fused(_cast("float32", power), like(x, math.log(2) / (1 << 23)), found)
+    unusual = chosen(less(x, like(x, -1)), like(x, math.nan), x)
+    unusual = chosen(equal(x, like(x, -1)), like(x, -math.inf), unusual)
+    return chosen(usual, found, unusual)
+
+
+def log_of_sum(a: Any, b: Any) -> Any:
+    """Return ``log(exp(a) + exp(b))`` of float32, which neither overflows nor vanishes."""
+    a, b = kept(a), kept(b)
+    apart = chosen(equal(a, b), like(a, 0), absolute(subtract(a, b)))  # infinities have no difference
+    return add(maximum(a, b), log_beyond_one(exp(negate(apart))))
+
+
 def rsqrt(x: Any) -> Any:
     """Return ``1 / sqrt(x)``."""
     return divide(like(x, 1.0), _tirx().sqrt(x))

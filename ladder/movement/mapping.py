@@ -85,6 +85,9 @@ ACCESS = 16
 MOST_ACROSS = 256
 """Bytes side by side that a block reads of a row at most, of reductions along other axes."""
 
+FEW_POSITIONS = 8
+"""Positions up to which a warp takes columns only: so few leave lanes idle that share a column."""
+
 WINDOW = 64
 """Elements up to which one thread reduces alone."""
 
@@ -175,9 +178,11 @@ def _across(graph: Graph, axes: int = 0) -> list[Mapping]:
     while columns % width:
         width //= 2
     vectors = -(-columns // width)
-    most = MOST_ACROSS // (width * min(sizes, default=ACCESS))
+    few = all(isinstance(extent, int) and extent <= FEW_POSITIONS for extent in reduced_extents(graph))
+    most = WARP if few else MOST_ACROSS // (width * min(sizes, default=ACCESS))
     beside = [lanes for lanes in (2, 4, 8, 16, 32) if lanes <= most and (lanes == 2 or lanes < 2 * vectors)]
-    sides = [(lanes, threads) for lanes in beside for threads in (128, 256, 512, 1024)]
+    blocks = (128, 256, 512, 1024)
+    sides = [(lanes, threads) for lanes in beside for threads in blocks if lanes * width <= threads]
     return [Mapping(threads, width, across=lanes, axes=axes) for lanes, threads in sides]
 
 
@@ -247,7 +252,7 @@ def held_columns(graph: Graph, rows: int) -> int | None:
             if product(shape[:-1]) != product(graph.tile(graph.outputs[0]).shape[:rows]):
                 return None
             lengths.add(shape[-1])
-        if node.operator in ("concat", "pad", "map", "repeat") and not _joins_numbers(graph, node):
+        if node.operator in ("concat", "pad", "map", "repeat") and not _joins_known(graph, node):
             return None
     known = {length for length in lengths if isinstance(length, int)}
     if len(known) < len(lengths) or not known:
@@ -256,11 +261,15 @@ def held_columns(graph: Graph, rows: int) -> int | None:
     return most if all(length <= WARP for length in known - {most}) else None
 
 
-def _joins_numbers(graph: Graph, node: Node) -> bool:
-    """Tell whether a node joins one number of each row after the other, as many as a warp has lanes."""
-    axis = node_attributes(node)["axis"] if node.operator == "concat" else 0
+def _joins_known(graph: Graph, node: Node) -> bool:
+    """Tell whether a node joins numbers of each row, no more than a warp has lanes, or a few known pieces."""
+    if node.operator != "concat":
+        return False
+    axis = node_attributes(node)["axis"] % len(node.tile.shape)
     parts = {graph.tile(value).shape[axis] for value in node.inputs}
-    return node.operator == "concat" and parts == {1} and len(node.inputs) <= WARP
+    pieces = len(node.inputs) <= MOST_PIECES and axis == len(node.tile.shape) - 1
+    known = all(isinstance(part, int) and part > 1 for part in parts)
+    return (parts == {1} and len(node.inputs) <= WARP) or (pieces and known)
 
 
 def reduced_extents(graph: Graph) -> list[Extent]:
@@ -292,13 +301,19 @@ def row_width(graph: Graph, rows: int) -> int:
     width = min(8, max((ACCESS // SIZES.get(tile.ttype.name, ACCESS) for tile in tiles), default=1))
     while width > 1 and any(not isinstance(t.shape[-1], int) or t.shape[-1] % width for t in tiles):
         width //= 2
-    while width > 1 and any(t.shape[-1] == width for t in tiles):  # two lanes share a row at least
+    lengths = [tile.shape[-1] for tile in (*tiles, *_reduced_rows(graph))]
+    longest = max((length for length in lengths if isinstance(length, int)), default=0)
+    while 1 < width == longest:  # two lanes share a row at least
         width //= 2
     extents = reduced_extents(graph)
-    longest = max((extent for extent in extents if isinstance(extent, int)), default=0)
-    while width > 1 and len(extents) > MANY_REDUCTIONS and longest < WARP * width:
+    reduced = max((extent for extent in extents if isinstance(extent, int)), default=0)
+    while width > 1 and len(extents) > MANY_REDUCTIONS and reduced < WARP * width:
         width //= 2
     return width
+
+
+MOST_PIECES = 4
+"""Pieces that a row is joined of in registers: lanes take vectors of each in turn."""
 
 
 def _reduced_rows(graph: Graph) -> list[Tile]:

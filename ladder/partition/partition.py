@@ -11,7 +11,7 @@ from ladder.ir.build import draws
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
-from ladder.partition.chains import MOST_CHAIN_NODES, Chains, without_kernel
+from ladder.partition.chains import LARGE_SHARED, MOST_CHAIN_NODES, Chains, without_kernel
 from ladder.partition.convolutions import Choose, best_candidate, read_in_order
 from ladder.partition.copies import absorb_copies
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
@@ -99,8 +99,8 @@ def with_readers(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
 
 
 def _elements(graph: Graph, part: Subgraph) -> float:
-    """Return how many elements a chain writes; infinity if that depends on sizes."""
-    counts = [product(graph.tile(value).shape) for value in part.outputs]
+    """Return how many elements a chain computes, results of one shape together; infinity if sizes say."""
+    counts = [product(shape) for shape in {graph.tile(value).shape for value in part.outputs}]
     return sum(count if isinstance(count, int) else math.inf for count in counts)
 
 
@@ -113,7 +113,7 @@ def _mate(graph: Graph, parts: Sequence[Subgraph], at: int) -> tuple[int, list[S
     plain, small = _is_plain(first), _is_small(first)
     if not (plain or small):
         return None
-    changing = _changing(parts)
+    changing = _changing(parts) | _large(graph, first)
     made, behind = set(first.outputs), list[Subgraph]()
     for later in range(at + 1, len(parts)):
         part = parts[later]
@@ -128,6 +128,14 @@ def _mate(graph: Graph, parts: Sequence[Subgraph], at: int) -> tuple[int, list[S
         if (plain and _is_plain(part)) or (small and _is_small(part)):
             return later, behind
     return None
+
+
+def _large(graph: Graph, part: Subgraph) -> set[str]:
+    """Return what a chain reads of as many elements as its results have, where those are many."""
+    sizes = {value: product(graph.tile(value).shape) for value in (*part.inputs, *part.outputs)}
+    known = {value: count for value, count in sizes.items() if isinstance(count, int)}
+    most = max((known.get(value, 0) for value in part.outputs), default=0)
+    return {value for value in part.inputs if known.get(value, 0) >= max(most, LARGE_SHARED)}
 
 
 def _changing(parts: Sequence[Subgraph]) -> set[str]:

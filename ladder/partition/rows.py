@@ -28,7 +28,7 @@ Index = tuple[Loops, ...]
 
 REDUCTIONS = ("reduce_sum", "reduce_max")
 
-SCANS = ("scan_sum", "scan_max", "scan_product")
+SCANS = ("scan_sum", "scan_max", "scan_product", "scan_logsumexp")
 """Accumulations along the last axis: kernels for GPUs keep their rows in registers."""
 
 ONE_WORD = ("float32", "float16", "bfloat16", "int32")

@@ -18,6 +18,9 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "celu": lambda x: F.celu(x, 1.3),
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
     "mish": F.mish,
+    "asin": torch.asin,
+    "acos": torch.acos,
+    "atan": torch.atan,
     "softplus": F.softplus,
     "logsigmoid": F.logsigmoid,
     "isnan": torch.isnan,
@@ -42,6 +45,7 @@ def numbers(dtype: torch.dtype) -> torch.Tensor:
 def test_functions(name: str, dtype: torch.dtype) -> None:
     function, x = FUNCTIONS[name], numbers(dtype)
     fast = ladder.compile(lambda x: function(x))
+    fast(x)  # records
     found, expected, exact = fast(x), function(x), function(x.double())
     assert all(step.part.kind in ("chain", "view") for step in fast.models[0].plan.steps)
     assert found.dtype == expected.dtype
@@ -63,8 +67,34 @@ def test_functions_of_float64_are_calls(name: str) -> None:
     """Polynomials to the precision of float32 are none for float64."""
     function, x = FUNCTIONS[name], numbers(torch.float64)
     fast = ladder.compile(lambda x: function(x))
+    fast(x)
     assert torch.equal(fast(x).nan_to_num(7), function(x).nan_to_num(7))
     assert f"aten.{name}.default has no kernel of ours" in fast.plan()
+
+
+EXTREMES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "largest": torch.max,
+    "least": torch.min,
+    "largest along": lambda x: x.max(-1).values,
+    "least along, kept": lambda x: x.min(1, keepdim=True)[0],
+    "any": lambda x: (x > 0).any(),
+    "any along": lambda x: (x > 0).any(-1, keepdim=True),
+    "all along two": lambda x: (x > 0).all((0, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
+@pytest.mark.parametrize("name", EXTREMES)
+def test_extremes(name: str, dtype: torch.dtype) -> None:
+    """Of rows with and without numbers, where nobody asks where they are."""
+    x = (7 * torch.randn(4, 5, 40)).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 0, 0], x[1], x[2, 1] = torch.nan, -torch.inf, torch.inf
+    program = EXTREMES[name]
+    fast = ladder.compile(lambda x: program(x))
+    fast(x)  # records
+    torch.testing.assert_close(fast(x), program(x), rtol=0, atol=0, equal_nan=True)
+    assert "no kernel of ours" not in fast.plan()
 
 
 @pytest.mark.parametrize("order", [1, 2, torch.inf])
@@ -75,5 +105,6 @@ def test_norms(order: float, axes: int | tuple[int, ...] | None) -> None:
     x[0, 0, 0], x[1, 1, 1] = torch.nan, -torch.inf
     program = lambda x: torch.linalg.vector_norm(x, order, axes, keepdim=True)  # noqa: E731
     fast = ladder.compile(program)
+    fast(x)
     torch.testing.assert_close(fast(x), program(x), equal_nan=True)
     assert "linalg_vector_norm" not in fast.plan()

@@ -11,7 +11,7 @@ tvm = pytest.importorskip("tvm")
 
 ELEMENTWISE = [name for name, row in OPERATORS.items() if row.elementwise and name != "quotient"]
 """Rows of real functions; whole quotients jump where float32 rounds: tests/property has them of integers."""
-POSITIVE = ("sqrt", "rsqrt", "div", "log", "pow")
+POSITIVE = ("sqrt", "rsqrt", "div", "log", "log1p", "pow")
 TRUTHS = {"both": (0, 1), "either": (0, 1), "negation": (0,), "select": (0,)}
 """Operator -> operands that are truth values; here, whether a number is positive."""
 POINTS = np.concatenate([np.linspace(-12, 12, 4001), [-100.0, 100.0, -1e-6, 1e-6, 0.0, -0.04999, 0.05001]])
@@ -55,7 +55,7 @@ def test_lowering(compiled, name):
     # An argument rounded to float32 shifts an exponential by |x| in relative terms; erf's
     # polynomial is good to 1.5e-7, gelu's to 1.5e-7 of |x|.
     size = np.abs(inputs[0][finite])
-    scales = {"gelu": size + 1e-3, "erf": 1.0}
+    scales = {"gelu": size + 1e-3, "erf": 1.0, "logaddexp": size + 1.0}
     if name == "fused":
         scales[name] = (np.abs(inputs[0] * inputs[1]) + np.abs(inputs[2]))[finite] + 1e-30
     scale = scales.get(name, np.abs(expected[finite]) * np.maximum(size, 1) + 1e-30)

@@ -65,6 +65,8 @@ CLOSE: Mapping[str, Callable[..., torch.Tensor]] = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "erf": torch.erf,
     "log": torch.log,
+    "log1p": torch.log1p,
+    "logaddexp": torch.logaddexp,
     "sin": torch.sin,
     "cos": torch.cos,
     "pow": torch.pow,
@@ -86,7 +88,7 @@ FLUSHED = {"exp_ftz": 2.0**-126}
 NEAR = {"div_ftz": 1}
 """Rows that promise nothing for a divisor whose reciprocal is no normal number -> which operand that is."""
 
-APART = {"gelu": 2e-7, "gelu_tanh": 2e-7, "erf": 2e-7}
+APART = {"gelu": 2e-7, "gelu_tanh": 2e-7, "erf": 2e-7, "logaddexp": 2e-7}
 """Rows whose error is relative to their operand, or to 1."""
 
 

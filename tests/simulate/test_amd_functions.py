@@ -30,7 +30,7 @@ ANGLES = (
 
 UNARY = (
     *("neg", "exp", "sigmoid", "tanh", "relu", "silu", "gelu", "square", "sqrt", "rsqrt", "log", "abs"),
-    *("floor", "round", "erf"),
+    *("floor", "round", "erf", "log1p"),
 )
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "less", "less_equal", "equal")
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ladder.partition.rows import REDUCTIONS, loop_axes, separate_loops
+from ladder.partition.rows import REDUCTIONS, column_axes, loop_axes, separate_loops
 from tile_types.errors import DeviceError, ScheduleError
 
 if TYPE_CHECKING:
@@ -84,7 +84,9 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     if cheap:
         plain = replace(plain, graph=contracted(plain.graph))
     outputs = plain.graph.outputs
-    whole = loop_axes(plain.graph, outputs) is not None or mapping is not None
+    whole = mapping is not None or any(
+        axes(plain.graph, outputs) is not None for axes in (loop_axes, column_axes)
+    )
     if not whole and separate_loops(plain.graph, outputs):
         dialect = DIALECTS[device.kind](device)
         return _emitted(name, dialect.noalias, partial(SideBySide, plain, dialect, cheap))

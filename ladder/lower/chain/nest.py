@@ -38,6 +38,7 @@ COMBINE = {
     "scan_sum": "add",
     "scan_max": "maximum",
     "scan_product": "mul",
+    "scan_logsumexp": "logaddexp",
 }
 """Reduction, or scan -> the operator that makes one of two values."""
 

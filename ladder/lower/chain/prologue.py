@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
+from ladder.ir.formulas import FORMULAS
 from ladder.ir.graph import Graph, Node
 from ladder.lower import Expr
 from ladder.lower import builder as b
@@ -32,19 +33,31 @@ from schedules.schedule import check
 from targets import TileDevice
 from tile_types.tile import Tile
 
-STEPS = ("floor", "round", "less", "less_equal", "equal", "encode")
+STEPS = ("floor", "round", "quotient", "less", "less_equal", "equal", "encode")
 """Operators that make a step of their operand's last bit."""
 
 
+APPROXIMATED = ("exp", "exp_ftz", "div", "div_ftz", "rsqrt", "log", "log1p", *FORMULAS)
+"""Operators that may be approximate."""
+
+
 def may_be_approximate(graph: Graph) -> bool:
-    """Tell whether results are rounded to 16 bits, and nothing before makes a step of a float's last bit."""
+    """Tell whether results are rounded to 16 bits, and no approximation is made a step of its last bit."""
     stored = {stored_type(graph.tile(value).ttype.name) for value in graph.outputs}
-    return stored <= set(HALVES) and not any(_is_step(graph, node) for node in graph.nodes)
+    near: set[str] = set()
+    for node in graph.nodes:
+        if near.intersection(node.inputs):
+            if _is_step(graph, node):
+                return False
+            near.add(node.name)
+        elif node.operator in APPROXIMATED:
+            near.add(node.name)
+    return stored <= set(HALVES)
 
 
 def _is_step(graph: Graph, node: Node) -> bool:
     """Tell whether a node compares or rounds floats."""
-    if not node.inputs or not computed_type(graph.tile(node.inputs[0]).ttype.name).startswith("float"):
+    if not computed_type(graph.tile(node.inputs[0]).ttype.name).startswith("float"):
         return False
     if node.operator != "convert":
         return node.operator in STEPS

@@ -104,9 +104,28 @@ class Vectors:
             return None
         if key not in self.words:
             if self.lane or not self.is_aligned(name, base, self.width):
-                return None
+                return None if guards else self._of_neighbours(name, index, dtype)
             self.words[key] = self._fetched(name, index, dtype, guards)
         return element(self.words[key], self.lane, dtype)
+
+    def _of_neighbours(self, name: str, index: Index, dtype: str) -> Expr | None:
+        """Return an element of a vector in registers, or of the one behind it, as every second one is."""
+        at = self.address(name, index)
+        lane = self.values.simplified(tirx.floormod(at, self.width))
+        if not isinstance(lane, int):
+            return None
+
+        def key(begin: Expr) -> Any:
+            begin = self.values.simplified(begin)
+            return name, self.width, begin if isinstance(begin, int) else tvm_ffi.structural_hash(begin)
+
+        found = key(at - lane)
+        if found not in self.words:
+            follows = not lane and key(at - self.width) in self.words
+            if not follows or not self.is_aligned(name, at, self.width):
+                return None
+            self.words[found] = self._fetched(name, index, dtype, ())
+        return element(self.words[found], lane, dtype)
 
     def _alone(self, name: str, index: Index, dtype: str) -> Expr | None:
         """Return the bits of an element that conditions guard, loaded under them; None if a plain read does.

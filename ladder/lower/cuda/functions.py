@@ -5,6 +5,7 @@ And those in which chains keep to what torch computes: products that are rounded
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 
@@ -31,6 +32,7 @@ INSTRUCTIONS = {
     "reciprocal": "rcp.approx.ftz.f32",
     "power_of_two": "ex2.approx.ftz.f32",
     "whole_power_of_two": "ex2.approx.f32",
+    "logarithm_of_two": "lg2.approx.f32",
 }
 """Helper -> its one instruction; with ``ftz``, what is too small for a normal float32 becomes 0."""
 
@@ -47,6 +49,15 @@ PAIRS = {"quotient": "div.full.f32", "maximum": "max.NaN.f32", "minimum": "min.N
 PRODUCT = """
 __forceinline__ __device__ float ladder_product(float x, float y) { return __fmul_rn(x, y); }
 """
+
+
+LOG_OF_SUM = """
+__noinline__ __device__ float ladder_log_of_sum(float x, float y) {
+  float apart = x == y ? 0.0f : fabsf(x - y);
+  return fmaxf(x, y) + log1pf(expf(-apart));
+}
+"""
+"""A function of its own: scans unroll dozens of them, and code that long is slower to fetch than to run."""
 
 
 LARGEST = {
@@ -144,14 +155,43 @@ def _quotient_ftz(x: Expr, y: Expr) -> Expr:
     return inverse if scalars.known(x) == 1.0 else product(x, inverse)
 
 
+NEAR_ONE = 2.0**-5
+"""Distance from 1 below which a logarithm is a series: beyond, the instruction's error is 2^-18 of it."""
+
+
+def _log_beyond_one(x: Expr) -> Expr:
+    """Return ``log(1 + x)``."""
+    if str(x.ty.dtype) != "float32":
+        return T.log(T.float64(1) + x)
+    return _logarithm_of(x, scalars.opaque(x + T.float32(1)))
+
+
+def _logarithm(x: Expr) -> Expr:
+    return _logarithm_of(scalars.opaque(x - T.float32(1)), x) if str(x.ty.dtype) == "float32" else T.log(x)
+
+
+def _logarithm_of(less_one: Expr, x: Expr) -> Expr:
+    """Return the logarithm of a number, which is also given without the 1 in it."""
+    less_one = scalars.kept(less_one)
+    series = T.float32(-1 / 4)
+    for coefficient in (1 / 3, -1 / 2, 1.0):
+        series = scalars.fused(series, less_one, T.float32(coefficient))
+    far = special("logarithm_of_two", x) * T.float32(math.log(2))
+    near = scalars.less(scalars.absolute(less_one), T.float32(NEAR_ONE))
+    return scalars.chosen(near, less_one * series, far)
+
+
 CHEAP: Mapping[str, Callable[..., Expr]] = {
     "exp": _whole_exponential,
     "exp_ftz": exponential,
     "div": _quotient,
     "div_ftz": _quotient_ftz,
     "rsqrt": T.rsqrt,
+    "log": _logarithm,
+    "log1p": _log_beyond_one,
 }
-"""Approximations of operators whose every result is rounded to 16 bits: within 2^-22 on the whole range."""
+"""Approximations of operators whose every result is rounded to 16 bits: within 2^-22 on the whole range,
+logarithms within 2^-17."""
 
 
 def product(x: Expr, y: Expr) -> Expr:
@@ -163,6 +203,10 @@ def product(x: Expr, y: Expr) -> Expr:
 
 ADD, SUBTRACT, MULTIPLY = map(scalars.unsigned, (operator.add, operator.sub, operator.mul))
 """Of integers, which wrap around; of floats as the operator table has them."""
+
+
+def _log_of_sum(x: Expr, y: Expr) -> Expr:
+    return b.call_inline("ladder_log_of_sum", LOG_OF_SUM, "float32", x, y)
 
 
 def _negative(x: Expr) -> Expr:
@@ -184,5 +228,6 @@ FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
     "square": lambda x: product(x, x),
     "maximum": _of_singles("maximum", scalars.maximum),
     "minimum": _of_singles("minimum", scalars.minimum),
+    "logaddexp": _log_of_sum,
 }
 """Operators in which chains keep to what torch computes."""

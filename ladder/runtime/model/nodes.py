@@ -14,6 +14,7 @@ import torch
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, parse_indexing
+from ladder.partition.rows import SCANS
 from ladder.runtime.model.convolutions import contract_run
 from ladder.runtime.model.library import RUNS, VIEWS, Run
 from ladder.runtime.model.sizes import CallSizes
@@ -116,6 +117,8 @@ def _scan(node: Node, now: CallSizes, where: torch.device) -> Run:
     axis, dtype = node_attributes(node)["axis"], _type(node)
     if node.operator == "scan_max":
         return lambda x: torch.cummax(x, axis).values
+    if node.operator == "scan_logsumexp":
+        return lambda x: torch.logcumsumexp(x, axis)
     accumulate = torch.cumsum if node.operator == "scan_sum" else torch.cumprod
     return lambda x: accumulate(x, axis, dtype=dtype)
 
@@ -210,7 +213,21 @@ _ROWS: Mapping[str, Make] = {
         name: _plain(getattr(torch, name))
         for name in (
             *("add", "sub", "mul", "div", "maximum", "minimum", "neg", "square", "exp", "sqrt", "rsqrt"),
-            *("sigmoid", "tanh", "relu", "log", "sin", "cos", "abs", "floor", "round", "erf", "pow"),
+            *(
+                "sigmoid",
+                "tanh",
+                "relu",
+                "log",
+                "log1p",
+                "logaddexp",
+                "sin",
+                "cos",
+                "abs",
+                "floor",
+                "round",
+                "erf",
+                "pow",
+            ),
             *("less", "less_equal"),
         )
     },
@@ -230,7 +247,7 @@ _ROWS: Mapping[str, Make] = {
     "iota": _iota,
     "reduce_sum": _sum,
     "reduce_max": _largest,
-    **dict.fromkeys(("scan_sum", "scan_max", "scan_product"), _scan),
+    **dict.fromkeys(SCANS, _scan),
     "concat": _concat,
     "repeat": _repeat,
     "pad": _pad,

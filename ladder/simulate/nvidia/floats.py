@@ -37,6 +37,7 @@ SPECIAL: dict[str, Callable[[Array], Array]] = {
     "reciprocal": _flushed(lambda x: np.float32(1) / x),
     "power_of_two": _flushed(np.exp2),
     "whole_power_of_two": np.exp2,
+    "logarithm_of_two": np.log2,
 }
 """Helper -> what its instruction approximates."""
 
@@ -71,6 +72,7 @@ def largest(t: Translator, call: CallView, groups: tuple[str, ...], source: str)
 PAIRS: dict[str, Callable[[Array, Array], Array]] = {
     "quotient": np.divide,
     "product": np.multiply,
+    "log_of_sum": np.logaddexp,
     "maximum": np.maximum,
     "minimum": np.minimum,
 }
