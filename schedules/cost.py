@@ -149,7 +149,8 @@ def predict_cpu(gemm: Gemm, device: TileDevice, schedule: TransformList, m: int)
     program = tile_program(gemm, device, schedule)
     counts = count(program, m, gemm.n, gemm.k)
     row = INSTRUCTIONS[schedule.instruction]
-    core = next(c for c in device.cores if c.name == schedule.instruction and c.a == row.operand)
+    operand = gemm.activation if row.split else row.operand
+    core = next(c for c in device.cores if c.name == schedule.instruction and c.a == operand)
     dram = device.layer("dram")
     vector = device.vector_ops_per_cycle * device.units * device.clock
     overlapped = {

@@ -15,11 +15,11 @@ from math import gcd
 from ladder.ir.gemm import Gemm
 from ladder.ir.program import Layout, TileProgram, block_graph, operand_type
 from schedules.cpu_layout import LANES, UNIT, CpuLayout, cpu_layout
-from schedules.instructions import DIGITS, INSTRUCTIONS, RECIPES, columns_in_32_bits
+from schedules.instructions import DIGITS, INSTRUCTIONS, RECIPES, SPLITS, TERMS, columns_in_32_bits, pieces_of
 from schedules.schedule import TransformList, check
 from schedules.transforms import Convert, Map, Pad, Place, Slice, Transform, Use, apply_all
 from targets import TileDevice
-from tile_types import TType, get_type
+from tile_types import TType, get_type, representable
 from tile_types.forms import choices, is_extended, largest_integer
 
 LARGEST_M = 1 << 16
@@ -70,6 +70,7 @@ _DIGITS = ((1, 1, 64), (2, 2, 64), (4, 4, 32))
 TABLE: tuple[Row, ...] = (
     *_rows("amx_bf16", (16, 16, 32), (LARGEST_M, 32, 32)),
     *_rows("amx_int8", (16, 16, 32), (LARGEST_M, 32, 32)),
+    *_rows("amx_bf16_terms", (16, 16, 32), (LARGEST_M, 32, 32)),
     *_rows("avx512_vnni16", *_DIGITS),
     *_rows("avx512_bf16", *_VECTOR),
     *_rows("avx512_vnni", *_VECTOR),
@@ -79,7 +80,7 @@ TABLE: tuple[Row, ...] = (
 NARROW_TABLE: tuple[Row, ...] = (*_rows("avx2_maddubs", *_NARROW), *_rows("fma", *_NARROW))
 """The table of machines without 512-bit vectors."""
 
-AMX_FROM: Mapping[str, int] = {"amx_bf16": 3, "amx_int8": 9}
+AMX_FROM: Mapping[str, int] = {"amx_bf16": 3, "amx_bf16_terms": 5, "amx_int8": 9}
 """Smallest M that each instruction on tile registers serves: below, vectors take less time.
 
 Measured on one core of a Xeon, weights of 2 to 8 bits from memory: int4 by bfloat16, 4096 x 4096, M = 2,
@@ -132,8 +133,8 @@ def _prepared(gemm: Gemm, core: str, words: int, over: str) -> Iterator[Transfor
     """Yield what prepares rows of x."""
     yield Place("x", "cache", over)
     row = INSTRUCTIONS[core]
-    if row.digits > 1:
-        yield Convert("x", row.operand, DIGITS)
+    if row.split:
+        yield Convert("x", row.operand, row.split)
     elif row.operand != gemm.activation:
         yield Convert("x", row.operand, "widening")
     yield Map("x", Layout("words", (words,)))
@@ -188,8 +189,9 @@ def _tile_nest(
     gemm: Gemm, device: TileDevice, layout: CpuLayout, core: str, tile_m: int, tile_n: int
 ) -> Iterator[Transform]:
     """Yield the nest of tile registers: weights are decoded into cache, and serve all rows of a turn."""
-    depth = INSTRUCTIONS[core].depth
-    yield Slice("m", TURN_ROWS, "loop")
+    depth, split = INSTRUCTIONS[core].depth, INSTRUCTIONS[core].split
+    pieces = pieces_of(gemm.activation, split) if split else 1
+    yield Slice("m", TURN_ROWS >> (pieces - 1), "loop")  # their words stay in the second-level cache
     yield from _prepared(gemm, core, 1, "threads")
     yield Slice("n", tile_n, "threads")
     yield Place("total", "cache")
@@ -219,10 +221,12 @@ def _fits(gemm: Gemm, device: TileDevice, row: Row, m: int) -> bool:
         return False
     if 0 < group <= AMX_LONGER_THAN.get(row.core, 0):
         return False
-    if instruction.digits > 1 and not takes_digits(gemm, device):
+    if instruction.split == DIGITS and not takes_digits(gemm, device):
         return False
     if m < AMX_FROM.get(row.core, 1) and not gemm.batch_invariant:  # those need one core for every m
         return False
+    if instruction.split == TERMS:
+        return takes_terms(gemm)
     return instruction.operand in (operand_type(gemm), "float32")
 
 
@@ -238,6 +242,12 @@ def takes_digits(gemm: Gemm, device: TileDevice) -> bool:
     if gemm.activation == "bfloat16" and device.features & {"avx512_bf16", "avx512_fp16"} == {"avx512_bf16"}:
         return False
     return gemm.scale and 0 < cpu_layout(gemm).padded_group <= columns_in_32_bits(largest)
+
+
+def takes_terms(gemm: Gemm) -> bool:
+    """Whether products of bfloat16 terms serve a product: they lose nothing of its operands."""
+    weight = get_type(gemm.weight)
+    return gemm.activation in SPLITS[TERMS] and weight.exact and representable(weight, "bfloat16")
 
 
 def _rows_for(device: TileDevice) -> tuple[Row, ...]:

@@ -16,7 +16,7 @@ class Instruction:
     tiles: Operands are tile registers, of which there are 4 for sums, 2 for x and 2 for w; otherwise vector
         registers, of which the device says how many bytes there are.
     most_bits: Widest stored code of w whose products it adds without loss.
-    digits: Numbers of 16 bits as which each element of x is multiplied, a sum for each; 1: as it is.
+    split: How x becomes several numbers of 16 bits, one of `SPLITS`; empty: it is multiplied as it is.
     skeleton: What emits its nest (`ladder.lower.build.SKELETONS`).
     """
 
@@ -29,8 +29,13 @@ class Instruction:
     nest: str
     tiles: bool = False
     most_bits: int = 32
-    digits: int = 1
+    split: str = ""
     skeleton: str = "cpu"
+
+    @property
+    def sums(self) -> int:
+        """Sums of each row and column."""
+        return DIGITS_OF_X if self.split == DIGITS else 1
 
 
 _DOT, _TILES = "m n m g k", "m n g k m k"
@@ -38,10 +43,13 @@ _DOT, _TILES = "m n m g k", "m n g k m k"
 INSTRUCTIONS: Mapping[str, Instruction] = {
     "amx_int8": Instruction("int8", "uint8", "int32", 16, 16, 64, _TILES, tiles=True),
     "amx_bf16": Instruction("bfloat16", "bfloat16", "float32", 16, 16, 32, _TILES, tiles=True),
+    "amx_bf16_terms": Instruction(
+        "bfloat16", "bfloat16", "float32", 16, 16, 32, _TILES, tiles=True, split="terms"
+    ),
     "avx512_vnni": Instruction("int8", "uint8", "int32", 1, 16, 4, _DOT),
     "avx2_maddubs": Instruction("int8", "uint8", "int32", 1, 16, 4, _DOT, most_bits=7),
     "avx512_bf16": Instruction("bfloat16", "bfloat16", "float32", 1, 16, 2, _DOT),
-    "avx512_vnni16": Instruction("float32", "int16", "float32", 1, 16, 2, _DOT, most_bits=8, digits=2),
+    "avx512_vnni16": Instruction("float32", "int16", "float32", 1, 16, 2, _DOT, most_bits=8, split="digits"),
     "fma": Instruction("float32", "float32", "float32", 1, 16, 1, _DOT),
 }
 """By the names that devices give their cores; 16 columns are what narrower machines split."""
@@ -55,8 +63,22 @@ def steps_in_16_bits(bits: int) -> int:
     return LARGEST_SUM // (2 * 128 * ((1 << bits) - 1))
 
 
-DIGITS = "digits"
-"""How x is converted for instructions that multiply several digits of it."""
+DIGITS, TERMS = "digits", "terms"
+"""How x becomes several numbers of 16 bits: digits of integers, which have a sum each, or bfloat16 terms."""
+
+DIGITS_OF_X = 2
+"""Digits that an element has."""
+
+SPLITS: Mapping[str, Mapping[str, int]] = {
+    DIGITS: {"float16": DIGITS_OF_X, "bfloat16": DIGITS_OF_X},
+    TERMS: {"float16": 2, "float32": 3},
+}
+"""Conversion -> type of x -> numbers that an element becomes."""
+
+
+def pieces_of(activation: str, split: str) -> int:
+    """Return how many numbers an element of x becomes."""
+    return SPLITS[split][activation]
 
 
 def columns_in_32_bits(largest: float) -> int:

@@ -43,6 +43,9 @@ CORES = (
     # tdpbssd: 16x16x64 in 16 cycles; tdpbf16ps: 16x16x32 in 16 cycles (Intel optimisation manual, AMX).
     _row("amx_int8", (16, 16, 64), "int8", "int32", 2048, 64, "amx_tile amx_int8"),
     _row("amx_bf16", (16, 16, 32), "bfloat16", "float32", 1024, 64, "amx_tile amx_bf16"),
+    # The same with elements that are sums of two bfloat16, or three.
+    _row("amx_bf16_terms", (16, 16, 32), "float16", "float32", 512, 64, "amx_tile amx_bf16 f16c"),
+    _row("amx_bf16_terms", (16, 16, 32), "float32", "float32", 341, 64, "amx_tile amx_bf16"),
     # vpdpbusd zmm: 64 multiply-adds, two per cycle on Intel, one on Zen 4.
     _row("avx512_vnni", (1, 16, 4), "int8", "int32", 128, 64, "avx512f avx512_vnni"),
     _row("avx_vnni", (1, 8, 4), "int8", "int32", 128, 32, "avx2 avx_vnni"),
@@ -59,7 +62,7 @@ CORES = (
     # vpdpwssd zmm: 32 multiply-adds, as often as vpdpbusd; each element of x takes two.
     *(
         _row("avx512_vnni16", (1, 16, 2), x, "float32", 64, 64, "avx512f avx512bw avx512_vnni f16c")
-        for x in ("bfloat16", "float16", "float32")
+        for x in ("bfloat16", "float16")
     ),
     _row("fma", (1, 4, 1), "float32", "float32", 16, 16, "asimd"),
     _row("fma", (1, 4, 1), "bfloat16", "float32", 16, 16, "asimd"),

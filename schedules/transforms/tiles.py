@@ -11,7 +11,7 @@ from ladder.ir.program.model import LOCAL, MEMORY, granule, made_by
 from ladder.ir.program.rewriting import Body, at_level, in_piece, innermost, renamed, replaced, rewritten
 from ladder.ir.program.verify import reads
 from schedules.cpu_layout import stored_layout
-from schedules.instructions import DIGITS, RECIPES
+from schedules.instructions import DIGITS, RECIPES, SPLITS, TERMS
 from schedules.transforms.base import Transform
 from schedules.transforms.extents import padding_text
 from targets import TileDevice
@@ -81,8 +81,8 @@ class Convert(Transform):
 
     args
         ``tile``: x or w; ``ttype``: what it becomes; ``by``: ``offset`` (codes of w in memory count from the
-        smallest value), ``widening`` (x, exact), ``digits`` (x, 31 bits in each group), or a recipe of
-        `schedules.instructions.RECIPES`.
+        smallest value), ``widening`` (x, exact), ``digits`` (x, 31 bits in each group), ``terms``
+        (x, sums of bfloat16), or a recipe of `schedules.instructions.RECIPES`.
     rewrite
         ``T.level <- T  ->  T.level <- convert T``; by offset: ``x · w  ->  x · (w - low) + low · sum of x``
     checks
@@ -117,9 +117,14 @@ class Convert(Transform):
     def _check_recipe(self, program: TileProgram, operand: Operand, device: TileDevice) -> None:
         self.check(operand.ttype != self.ttype, f"{self.tile} is {self.ttype} already")
         if self.tile == "x":
-            self.check(self.by in ("widening", DIGITS), f"activations are converted by widening or {DIGITS}")
-            widened = ("bfloat16", "float32") if self.by == "widening" else ("float32",)
-            self.check(self.ttype in widened, f"activations are converted to {' or '.join(widened)} so")
+            ways = ("widening", *SPLITS)
+            self.check(self.by in ways, f"activations are converted by {', '.join(ways)}")
+            made = {DIGITS: ("float32",), TERMS: ("bfloat16",)}.get(self.by, ("bfloat16", "float32"))
+            self.check(self.ttype in made, f"activations become {' or '.join(made)} so")
+            given = SPLITS.get(self.by, {operand.ttype: 1})
+            self.check(operand.ttype in given, f"{' or '.join(given)} have {self.by}")
+            if self.by == TERMS:  # together they are exact
+                return
             self._check_exact(operand)
             return
         self.check(self.by in RECIPES, f"weights are converted by {', '.join(RECIPES)}")

@@ -12,6 +12,7 @@ from schedules.instructions import (
     DIGITS,
     INSTRUCTIONS,
     OPERAND_TILES,
+    SPLITS,
     SUM_TILES,
     Instruction,
     columns_in_32_bits,
@@ -90,14 +91,11 @@ class Use(Transform):
                 f"it needs {wanted}, {root} is {operand.ttype}: convert {root} before",
             )
 
-        by_digits = any(
-            s.recipe == DIGITS
-            for s, _ in program.find(Copy)
-            if isinstance(s, Copy) and s.target.name == x.name
-        )
-        self.check(by_digits or row.digits == 1, f"convert x to {row.operand} by {DIGITS} before")
-        self.check(not by_digits or row.digits > 1, f"it takes no {DIGITS} of x")
-        if by_digits:
+        copies = [s for s, _ in program.find(Copy) if isinstance(s, Copy) and s.target.name == x.name]
+        split = next((copy.recipe for copy in copies if copy.recipe in SPLITS), "")
+        self.check(split in ("", row.split), f"it takes no {split} of x")
+        self.check(split == row.split, f"convert x to {row.operand} by {row.split} before")
+        if split == DIGITS:
             self._check_sums(program)
 
     def _check_sums(self, program: TileProgram) -> None:
@@ -142,7 +140,7 @@ class Use(Transform):
         unit = program.extent("k")
         wanted = UNIT // 2 if unit == UNIT // 2 else UNIT
         self.check(k == wanted, f"{k} columns are not the {wanted} of a packed unit: slice k by {wanted}")
-        used, room = 4 * m * n * row.digits, device.layer("register").capacity
+        used, room = 4 * m * n * row.sums, device.layer("register").capacity
         self.check(used < room, f"accumulators of {used} bytes leave none of {room} bytes of registers")
 
     def _check_tiles(self, program: TileProgram, row: Instruction, device: TileDevice) -> None:

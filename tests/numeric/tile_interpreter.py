@@ -23,6 +23,7 @@ from ladder.ir.program.model import (
     TileProgram,
     size_of,
 )
+from schedules.instructions import TERMS
 from tile_types.errors import ConversionError
 
 Array = npt.NDArray[Any]
@@ -116,7 +117,8 @@ class _Run:
         if copy.source.startswith(f"{copy.target.name}."):  # written back
             self.view(copy.target.name, piece)[:] = values
         else:
-            self._make(copy.target, rounded(values, copy.target, exactly=not copy.recipe).copy(), piece)
+            kept = values if copy.recipe == TERMS else rounded(values, copy.target, exactly=not copy.recipe)
+            self._make(copy.target, kept.copy(), piece)
 
     def _sum(self, total: Sum, piece: Piece) -> None:
         axis = self.program.operand(total.source).axes.index(total.axis)

@@ -10,14 +10,14 @@ from ladder.lower.skeletons.loopnest.amx import TileNest
 from ladder.lower.skeletons.loopnest.decode import helpers_of
 from ladder.lower.skeletons.loopnest.dots import DigitNest, PairNest, VectorNest
 from ladder.lower.skeletons.loopnest.nest import declare_arguments, kernel_of
-from schedules.instructions import INSTRUCTIONS
+from schedules.instructions import DIGITS, INSTRUCTIONS
 
 PAIRS = "avx2_maddubs"
 """The instruction whose sums have 16 bits at first."""
 
 NESTS: Mapping[str, type[VectorNest]] = {
     PAIRS: PairNest,
-    **{name: DigitNest for name, row in INSTRUCTIONS.items() if row.digits > 1},
+    **{name: DigitNest for name, row in INSTRUCTIONS.items() if row.split == DIGITS},
 }
 """Instruction -> its nest, where it is not that of all on vector or on tile registers."""
 

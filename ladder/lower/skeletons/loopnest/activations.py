@@ -18,9 +18,9 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.vectors import as_float, bits_of
-from schedules.cpu_layout import UNIT, CpuLayout
+from schedules.cpu_layout import LANES, UNIT, CpuLayout
 
-WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4, "digits": 2}
+WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4, "digits": 2, "terms": 2}
 """Columns in one 32-bit word of each operand type."""
 
 PARTS = 8
@@ -32,7 +32,7 @@ class Activations:
     """The prepared activations of a number of blocks of rows.
 
     layout: The packed weight's layout, which the columns follow.
-    operand: ``"float32"``, ``"bfloat16"``, ``"int8"``, or ``"digits"`` of `loopnest.digits`.
+    operand: ``"float32"``, ``"bfloat16"``, ``"int8"``, ``"digits"`` or ``"terms"``.
     activation: Element type of x.
     rows: Rows per block, a power of two up to 16.
     x: The argument ``[M, K]``.
@@ -66,6 +66,12 @@ class Activations:
     def chunk(self) -> int:
         """Columns prepared at a time: they never cross a group."""
         return min(UNIT, self.layout.padded_group or UNIT)
+
+    @property
+    def chunks_of_a_group(self) -> Expr:
+        """Chunks that a group has."""
+        padded = self.layout.padded_group
+        return padded // self.chunk if padded else self.units * (UNIT // self.chunk)
 
     def word(self, block: Expr, step: Expr, local: int) -> Expr:
         """Return one word of a block; ``step`` counts steps along K, ``local`` rows, or their digits."""
@@ -112,6 +118,24 @@ class Activations:
         group = chunk // per_group
         start = group * self.layout.group + (chunk % per_group) * self.chunk
         return start, tirx.min(self.k, (group + 1) * self.layout.group)
+
+    def widen(self, values: Any, row: Expr, chunk: Expr, at: Expr) -> None:
+        """Emit the elements of a row and chunk as float32, 0 outside x."""
+        start, limit = self._source(chunk)
+
+        def whole() -> None:
+            with b.vector(self.chunk) as lane:
+                b.store(values, as_float(self.x[row, start + lane], self.activation), at + lane)
+
+        def guarded() -> None:
+            with b.loop(self.chunk) as lane:
+                inside = tirx.And(row < self.m, start + lane < limit)
+                value = T.if_then_else(
+                    inside, as_float(self.x[row, start + lane], self.activation), T.float32(0)
+                )
+                b.store(values, value, at + lane)
+
+        b.either(tirx.And(row < self.m, start + self.chunk <= limit), whole, guarded)
 
     def _guarded(self, row: Expr, column: Expr, limit: Expr) -> Expr:
         """Return the operand bits of one element, 0 outside x."""
@@ -179,3 +203,12 @@ class Activations:
         for left in (8, 16, 24):
             total = total + v.shifted(v.shifted(signed, -left, "int32", width), 24, "int32", width)
         return total
+
+
+def column_sum(values: Any, count: int) -> Expr:
+    """Emit the sum of float32 in memory, a multiple of 16 of them, and return it."""
+    total = v.scratch(LANES, "float32")
+    b.store(total, v.constant(0, "float32"), v.lanes(0))
+    with b.loop(count // LANES) as part:
+        b.store(total, total[v.lanes(0)] + values[v.lanes(part * LANES)], v.lanes(0))
+    return b.bind(sum((total[lane] for lane in range(1, LANES)), total[0]))

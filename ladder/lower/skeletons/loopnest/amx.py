@@ -20,6 +20,7 @@ from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.decode import Unit
 from ladder.lower.skeletons.loopnest.nest import At, Nest, NestKernel, offset_of
+from ladder.lower.skeletons.loopnest.terms import TermActivations
 from schedules.cpu_layout import LANES
 from tile_types import get_type
 
@@ -212,14 +213,16 @@ class TileNest(Nest):
     def multiply(self, product: Multiply, at: At) -> None:
         """Emit C += A · B for the rows and panels of a register tile."""
         x, decoded = self.kernel.x, at.tiles[product.right]
-        for a in range(self.kernel.rows // TILE_ROWS):
-            row_start = (at.block + a * TILE_ROWS) * x.steps + at.start + at.part * self.steps
-            self.tiles.load(4 + a, x.words, row_start, x.steps)
-        for panel in range(self.kernel.panels):
-            start = (panel * self.chunk_steps + at.part * self.steps) * LANES
-            self.tiles.load(6 + panel, decoded, start, LANES)
-        for index, (a, panel) in enumerate(self._pairs()):
-            self.tiles.multiply(index, 4 + a, 6 + panel)
+        planes = [x.plane * term for term in range(x.terms)] if isinstance(x, TermActivations) else [0]
+        for number, plane in enumerate(planes):
+            for a in range(self.kernel.rows // TILE_ROWS):
+                row_start = plane + (at.block + a * TILE_ROWS) * x.steps + at.start + at.part * self.steps
+                self.tiles.load(4 + a, x.words, row_start, x.steps)
+            for panel in range(self.kernel.panels if number == 0 else 0):
+                start = (panel * self.chunk_steps + at.part * self.steps) * LANES
+                self.tiles.load(6 + panel, decoded, start, LANES)
+            for index, (a, panel) in enumerate(self._pairs()):
+                self.tiles.multiply(index, 4 + a, 6 + panel)
 
     def add(self, add: AddGroup, at: At) -> None:
         """Emit the addition of a group for every row of the turn."""

@@ -18,12 +18,9 @@ from tvm.script import tirx as T
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.cpu.vectors import as_float
-from ladder.lower.skeletons.loopnest.activations import Activations
+from ladder.lower.skeletons.loopnest.activations import Activations, column_sum
 from schedules.cpu_layout import LANES
-
-DIGITS = 2
-"""Digits of an element: the upper one and the lower one."""
+from schedules.instructions import DIGITS_OF_X
 
 HALF = 16
 """Bits of a digit."""
@@ -50,15 +47,15 @@ class DigitActivations(Activations):
 
     unit: Any
 
-    digits = DIGITS
+    digits = DIGITS_OF_X
 
     def prepare(self, block: Expr, first: Expr) -> None:
         """Emit the preparation of one block, whose first row is ``first``."""
-        chunks = self.layout.padded_group // self.chunk
+        chunks = self.chunks_of_a_group
         with b.loop(self.rows) as local, b.loop(self.groups) as group:
             values = v.scratch(self.layout.padded_group, "float32")
             with b.loop(chunks) as chunk:
-                self._widen(values, first + local, group * chunks + chunk, chunk * self.chunk)
+                self.widen(values, first + local, group * chunks + chunk, chunk * self.chunk)
             place = (block * self.groups + group) * self.rows + local
             largest = self._largest(values)
             exponent = b.bind(
@@ -72,25 +69,7 @@ class DigitActivations(Activations):
             with b.loop(chunks) as chunk:
                 self._split(values, factor, block, local, group, chunk)
             if self.sums is not None:
-                self._sum(values, place)
-
-    def _widen(self, values: Any, row: Expr, chunk: Expr, at: Expr) -> None:
-        """Emit the elements of a row and chunk as float32, 0 outside x."""
-        start, limit = self._source(chunk)
-
-        def whole() -> None:
-            with b.vector(self.chunk) as lane:
-                b.store(values, as_float(self.x[row, start + lane], self.activation), at + lane)
-
-        def guarded() -> None:
-            with b.loop(self.chunk) as lane:
-                inside = tirx.And(row < self.m, start + lane < limit)
-                value = T.if_then_else(
-                    inside, as_float(self.x[row, start + lane], self.activation), T.float32(0)
-                )
-                b.store(values, value, at + lane)
-
-        b.either(tirx.And(row < self.m, start + self.chunk <= limit), whole, guarded)
+                b.store(self.sums, column_sum(values, self.layout.padded_group), place)
 
     def _largest(self, values: Any) -> Expr:
         """Emit the bits of the largest magnitude of a group; NaN is larger than infinity."""
@@ -116,18 +95,10 @@ class DigitActivations(Activations):
             b.store(numbers, T.Cast("int32", bounded), lane)
         with b.loop(count) as step:
             even, odd = (b.bind(numbers[step * self.columns + i]) for i in range(2))
-            place = ((block * self.steps + first + step) * self.rows + local) * DIGITS
+            place = ((block * self.steps + first + step) * self.rows + local) * DIGITS_OF_X
             low = T.bitwise_or(T.bitwise_and(even, T.int32(0xFFFF)), T.shift_left(odd, T.int32(HALF)))
             b.store(self.words, _pair(*(number + T.int32(1 << (HALF - 1)) for number in (even, odd))), place)
             b.store(self.words, T.reinterpret("uint32", low), place + 1)
-
-    def _sum(self, values: Any, place: Expr) -> None:
-        """Emit the sum of a row over a group."""
-        total = v.scratch(LANES, "float32")
-        b.store(total, v.constant(0, "float32"), v.lanes(0))
-        with b.loop(self.layout.padded_group // LANES) as part:
-            b.store(total, total[v.lanes(0)] + values[v.lanes(part * LANES)], v.lanes(0))
-        b.store(self.sums, sum((total[lane] for lane in range(1, LANES)), total[0]), place)
 
 
 def _pair(even: Expr, odd: Expr) -> Expr:

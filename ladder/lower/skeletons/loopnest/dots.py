@@ -15,10 +15,10 @@ from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.skeletons.loopnest.digits import BASE, DIGITS, DigitActivations
+from ladder.lower.skeletons.loopnest.digits import BASE, DigitActivations
 from ladder.lower.skeletons.loopnest.nest import At, Nest, offset_of
 from schedules.cpu_layout import LANES, UNIT
-from schedules.instructions import steps_in_16_bits
+from schedules.instructions import DIGITS_OF_X, steps_in_16_bits
 
 HALVES = 2 * LANES
 """Sums of 16 bits in a vector."""
@@ -190,8 +190,8 @@ class DigitNest(VectorNest):
     def sums_of(self, add: AddGroup, at: At, panel: int, row: int) -> Expr:
         """Return what the sums of both digits are worth."""
         upper, lower = (
-            T.Cast(f"float32x{LANES}", at.tiles[add.value][self.place(panel, row * DIGITS + digit)])
-            for digit in range(DIGITS)
+            T.Cast(f"float32x{LANES}", at.tiles[add.value][self.place(panel, row * DIGITS_OF_X + digit)])
+            for digit in range(DIGITS_OF_X)
         )
         x = self.kernel.x
         assert isinstance(x, DigitActivations)

@@ -38,8 +38,9 @@ from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
 from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, copies_of, decoder_for, units_ahead
 from ladder.lower.skeletons.loopnest.digits import DigitActivations
+from ladder.lower.skeletons.loopnest.terms import TermActivations
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
-from schedules.instructions import DIGITS
+from schedules.instructions import DIGITS, SPLITS, TERMS, pieces_of
 
 TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Element types that TIR spells otherwise."""
@@ -212,16 +213,30 @@ def _activations(
     """Allocate the prepared activations of ``blocks`` blocks of ``words`` rows."""
     x = program.operand(program.product[0].left)
     (copy,) = copies_of(program, x.name)
-    kind, operand = (DigitActivations, DIGITS) if copy.recipe == DIGITS else (Activations, x.ttype)
-    memory = v.scratch(blocks * args.units * (UNIT // WORD_COLUMNS[operand]) * words * kind.digits, "uint32")
+    stored, extents = program.operand("x").ttype, (args.m, args.k, args.units, args.groups)
+    operand, pieces = (copy.recipe, pieces_of(stored, copy.recipe)) if copy.recipe in SPLITS else (x.ttype, 1)
+    plane = blocks * args.units * (UNIT // WORD_COLUMNS[operand]) * words
+    memory = v.scratch(plane * pieces, "uint32")
     sums = None
     if program.has("x.sum"):
         sums = v.scratch(blocks * args.groups * words, program.operand("x.sum").ttype)
-    stored, extents = program.operand("x").ttype, (args.m, args.k, args.units, args.groups)
     offset = offset_of(program)
-    factor = 1 if offset is None else offset
-    unit = (v.scratch(blocks * args.groups * words, "float32"),) if kind.digits > 1 else ()
-    return kind(layout, operand, stored, words, args["x"], *extents, memory, sums, factor, *unit)
+    parts = (
+        layout,
+        operand,
+        stored,
+        words,
+        args["x"],
+        *extents,
+        memory,
+        sums,
+        1 if offset is None else offset,
+    )
+    if operand == TERMS:
+        return TermActivations(*parts, plane)
+    if operand == DIGITS:
+        return DigitActivations(*parts, v.scratch(blocks * args.groups * words, "float32"))
+    return Activations(*parts)
 
 
 def offset_of(program: TileProgram) -> int | None:
