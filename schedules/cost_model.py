@@ -211,7 +211,7 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     if traffic is None:
         traffic = loads[m] = traffic_of(gemm, m)
     moved = moved_bytes(device, schedule, traffic, grid, terms.constants["L2_KEPT"])
-    dram = _dram_seconds(gemm, device, schedule, moved, grid)
+    dram = _dram_seconds(terms, device, schedule, moved, grid)
     l2 = _l2_seconds(device, schedule, traffic, grid)
     if schedule.pipeline == "mma":
         memory = {"dram": dram, "l2": l2, "launch": LAUNCH_SECONDS}
@@ -264,6 +264,7 @@ class Terms(NamedTuple):
     stretch: By what the work of a multiprocessor is stretched.
     flop_seconds: Time that the power of one block tile's operations costs.
     warps: Seconds until the warps of one block have started.
+    unit_share: Of DRAM's bandwidth that the busiest multiprocessor can take, of kernels that stream weights.
     """
 
     constants: Mapping[str, float]
@@ -275,6 +276,7 @@ class Terms(NamedTuple):
     stretch: float
     flop_seconds: float
     warps: float = 0.0
+    unit_share: float = 1.0
 
 
 NO_WORK = Work(0.0, 0.0, 0.0, 1.0)
@@ -290,7 +292,8 @@ def _terms(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Terms:
         work = (gemv_work if schedule.pipeline == "gemv" else digits_work)(gemm, device, schedule)
         few = streaming(gemm)
         warps = few["WARP_SECONDS"] * schedule.warps
-        return Terms(own, crowded, work, few["START_SECONDS"], few["OVERLAP"], 1.0, stretch, 0.0, warps)
+        start, overlap, share = few["START_SECONDS"], few["OVERLAP"], few["UNIT_SHARE"]
+        return Terms(own, crowded, work, start, overlap, 1.0, stretch, 0.0, warps, share)
     work = _wgmma_work(gemm, device, schedule)
     flops = 2.0 * schedule.tile_n * schedule.tile_m * gemm.k  # those on padding included
     power = own["FLOP_SECONDS"] * flops * _efficiency(gemm, device, schedule)
@@ -422,12 +425,12 @@ def _edge_seconds(gemm: Gemm, schedule: GpuSchedule) -> float:
     )
 
 
-def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, moved: int, grid: Grid) -> float:
+def _dram_seconds(terms: Terms, device: TileDevice, schedule: GpuSchedule, moved: int, grid: Grid) -> float:
     """Time to stream from DRAM, limited by the bytes that the resident blocks keep in flight."""
     dram = device.layer("dram")
     bandwidth = dram.bandwidth * dram.sustained
     if schedule.pipeline in SLICED:  # their chain has a fetch latency; the busiest multiprocessor decides
-        share = grid.along_m * grid.rounds * device.units / grid.blocks / streaming(gemm)["UNIT_SHARE"]
+        share = grid.along_m * grid.rounds * device.units / grid.blocks / terms.unit_share
         return moved / bandwidth * max(1.0, share)
     in_flight = min(grid.blocks, device.units * grid.resident) * grid.stage * max(1, schedule.stages - 1)
     return moved / min(bandwidth, in_flight / dram.latency)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tile_types.errors import ConversionError, DeviceError
@@ -138,12 +139,14 @@ class TileDevice:
 
     def layer(self, name: str) -> Layer:
         """Return the memory layer called ``name``."""
-        for layer in self.layers:
-            if layer.name == name:
-                return layer
-        raise DeviceError(
-            f"{self.name} has no layer {name!r}; it has {', '.join(x.name for x in self.layers)}"
-        )
+        found = self._layers.get(name)
+        if found is None:
+            raise DeviceError(f"{self.name} has no layer {name!r}; it has {', '.join(self._layers)}")
+        return found
+
+    @cached_property
+    def _layers(self) -> dict[str, Layer]:
+        return {layer.name: layer for layer in self.layers}
 
     def peak(self, core: Core) -> float:
         """Return the peak rate of ``core`` over the whole device, in operations per second."""

@@ -48,7 +48,9 @@ def is_described(layer: Layer) -> bool:
         return False
     form, rotated = described.get("format"), described.get("convrot")
     known = ", ".join(READERS)
-    layer.require(form in READERS, f"ComfyUI's format {form!r} is not read; known: {known}")
+    layer.require(
+        isinstance(form, str) and form in READERS, f"ComfyUI's format {form!r} is not read; known: {known}"
+    )
     layer.require(not rotated, "ComfyUI rotates its inputs (convrot), which is not done here")
     return True
 

@@ -75,7 +75,9 @@ def test_products_take_as_many_rows_at_a_time_as_kernels_count(
     x = torch.randn(3, 67, 96)
     monkeypatch.setattr(kernel, "MOST_COUNTED", 20 * 96)
     options = {} if activation is None else {"activation": activation}
-    layer = ladder.Linear.from_quantized(weight, bias=torch.randn(40), dtype=torch.float32, **options)
+    layer = ladder.Linear.from_quantized(
+        weight, bias=torch.randn(40), dtype=torch.float32, batch_invariant=True, **options
+    )
     whole = layer(x)
     assert torch.equal(whole, torch.stack([layer(part) for part in x]))
     expected = x @ torch.from_numpy(weight.dequantize("float32").numpy()).t() + layer.bias
