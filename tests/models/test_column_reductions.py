@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_gpu_chains import simulated
 
 from ladder.ir import Graph, GraphBuilder, evaluate
@@ -17,6 +18,7 @@ from ladder.movement.mapping import Mapping
 from ladder.movement.model import predicted
 from ladder.movement.split import split_reductions
 from ladder.partition import chains, partition
+from ladder.partition.subgraphs import Subgraph
 from ladder.rewrite import simplify
 from targets import get_device, host_cpu
 from tile_types.errors import ScheduleError
@@ -129,6 +131,21 @@ def run(graph: Graph, arrays: Sequence[Any], target: str, mapping: Mapping | Non
     result = simulated(function, target, [*arrays, *made], places)
     assert not result.findings, result.report()
     return made
+
+
+def run_parts(graph: Graph, parts: Sequence[Subgraph], inputs: Sequence[torch.Tensor]) -> list[Any]:
+    """Return what the parts give, kernel by kernel on the simulator."""
+    known: dict[str, Any] = {node.name: x.numpy() for node, x in zip(graph.inputs, inputs, strict=True)}
+    for part in parts:
+        assert part.kind in ("chain", "view"), part.reason
+        arrays = [np.ascontiguousarray(known[value]) for value in part.inputs]
+        if part.kind == "view":
+            made = evaluate(part.graph, arrays)
+            made = list(made) if isinstance(made, tuple) else [made]
+        else:
+            made = run(part.graph, arrays, "cuda/sm_90a", None)
+        known.update(zip(part.outputs, made, strict=True))
+    return [torch.from_numpy(np.asarray(known[value], np.float64)) for value in graph.outputs]
 
 
 def of_columns(graph: Graph, target: str) -> list[Mapping]:

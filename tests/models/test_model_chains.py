@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_column_reductions import run
+from test_column_reductions import run_parts
 
 import ladder
 from ladder.frontend import importer
 from ladder.frontend.torch_fx import import_fx
-from ladder.ir import Graph, GraphBuilder, evaluate
+from ladder.ir import GraphBuilder
 from ladder.lower.chain import emit_chain
 from ladder.lower.chain.prologue import may_be_approximate
 from ladder.movement.choose import machine_of, ranked
 from ladder.partition import partition
-from ladder.partition.subgraphs import Subgraph
 from ladder.runtime.model.prepared import simplified
 from targets import get_device
 
@@ -84,21 +82,6 @@ def parts_of(program: Callable[..., Any], inputs: Sequence[torch.Tensor], monkey
     return found[0], partition(found[0], device=H200, side_by_side=True), found[1]
 
 
-def results(graph: Graph, parts: Sequence[Subgraph], inputs: Sequence[torch.Tensor]) -> list[Any]:
-    """Return what the parts give, kernel by kernel on the simulator."""
-    known: dict[str, Any] = {node.name: x.numpy() for node, x in zip(graph.inputs, inputs, strict=True)}
-    for part in parts:
-        assert part.kind in ("chain", "view"), part.reason
-        arrays = [np.ascontiguousarray(known[value]) for value in part.inputs]
-        if part.kind == "view":
-            made = evaluate(part.graph, arrays)
-            made = list(made) if isinstance(made, tuple) else [made]
-        else:
-            made = run(part.graph, arrays, "cuda/sm_90a", None)
-        known.update(zip(part.outputs, made, strict=True))
-    return [torch.from_numpy(np.asarray(known[value], np.float64)) for value in graph.outputs]
-
-
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, shapes, kernels = PROGRAMS[name]
@@ -108,7 +91,7 @@ def test_programs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len([part for part in parts if part.kind == "chain"]) == kernels
     exact = program(*inputs)
     exact = [exact] if isinstance(exact, torch.Tensor) else exact
-    for made, wanted in zip(results(graph, parts, given), exact, strict=True):
+    for made, wanted in zip(run_parts(graph, parts, given), exact, strict=True):
         assert (made - wanted.double()).abs().max() <= 2e-3 * wanted.double().abs().max()
 
 

@@ -221,17 +221,8 @@ def _activations(
     if program.has("x.sum"):
         sums = v.scratch(blocks * args.groups * words, program.operand("x.sum").ttype)
     offset = offset_of(program)
-    parts = (
-        layout,
-        operand,
-        stored,
-        words,
-        args["x"],
-        *extents,
-        memory,
-        sums,
-        1 if offset is None else offset,
-    )
+    factor = 1 if offset is None else offset
+    parts = (layout, operand, stored, words, args["x"], *extents, memory, sums, factor)
     if operand == TERMS:
         return TermActivations(*parts, plane)
     if operand == DIGITS:
