@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from ladder.ir.gemm import Gemm
 from schedules.codes import evenly_spaced, table_bytes, weight_bits
@@ -113,17 +114,9 @@ def check_legal(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Resour
 
 def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[str]:
     """Yield every rule that ``schedule`` breaks."""
-    rule = RULES[schedule.pipeline]
-    if rule.feature not in device.features:
-        yield f"the device lacks {rule.feature!r}"
+    yield from _pipeline_violations(gemm, device, schedule.pipeline)
     if schedule.cluster > 1 and "cluster" not in device.features:
         yield "the device has no clusters of blocks"
-    if not serves(gemm, schedule.pipeline):
-        yield f"the pipeline does not serve {', '.join(gemm.extras)}"
-    cores = [core.pipelines for core in device.cores if core.a == gemm.activation]
-    if cores and not any(schedule.pipeline in pipelines for pipelines in cores):
-        others = dict.fromkeys(name for pipelines in cores for name in pipelines)
-        yield f"no core multiplies {gemm.activation} in this pipeline; use {', '.join(others)}"
     for field, allowed in _ALLOWED[schedule.pipeline]:
         if (value := getattr(schedule, field)) not in allowed:
             yield f"{field}={value} is not one of {', '.join(map(str, allowed))}"
@@ -138,6 +131,21 @@ def violations(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterato
     yield from _deal_violations(gemm, schedule)
     yield from _SHAPE_RULES[schedule.pipeline](gemm, schedule)
     yield from _capacity_violations(gemm, device, schedule)
+
+
+@lru_cache(maxsize=256)
+def _pipeline_violations(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[str, ...]:
+    """Return the rules that every schedule of a pipeline breaks."""
+    found, feature = [], RULES[pipeline].feature
+    if feature not in device.features:
+        found.append(f"the device lacks {feature!r}")
+    if not serves(gemm, pipeline):
+        found.append(f"the pipeline does not serve {', '.join(gemm.extras)}")
+    cores = [core.pipelines for core in device.cores if core.a == gemm.activation]
+    if cores and not any(pipeline in pipelines for pipelines in cores):
+        others = ", ".join(dict.fromkeys(name for pipelines in cores for name in pipelines))
+        found.append(f"no core multiplies {gemm.activation} in this pipeline; use {others}")
+    return tuple(found)
 
 
 def _gate_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
@@ -243,7 +251,7 @@ def _group_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
 
 def _warpgroup_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     """Yield what both pipelines of warpgroups refuse."""
-    yield from _grid_violations(gemm, schedule)
+    yield from grid_violations(gemm, schedule)
     if schedule.tile_m % (schedule.cluster * 8):
         yield f"{schedule.cluster} blocks cannot share {schedule.tile_m} activation rows eight at a time"
     row_bytes = schedule.tile_k * operand_bytes(gemm)
@@ -301,7 +309,8 @@ def _tcgen05_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
         yield f"scales and zero points within K cannot meet sums of {gemm.activation} before they end"
 
 
-def _grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+def grid_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
+    """Yield what pipelines of warpgroups refuse of how blocks share tiles, whatever these are."""
     if schedule.persistent and schedule.split_k > 1:
         yield "persistent kernels do not split K"
     if gemm.experts and (schedule.stream_k or schedule.cluster * schedule.split_k > 1):

@@ -8,10 +8,9 @@ agree; `rank` orders candidates by predicted time and `profile_and_select` by me
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -125,7 +124,10 @@ FOREIGN_SECONDS = 1e3
 """What a schedule takes at an M that its pipeline is not made for: models of pipelines do not compare."""
 
 FAR_BEHIND = 3.0
-"""How much slower than the fastest at some M a kernel is that need not compete at others."""
+"""How much slower than the fastest a kernel is whose order of sums need not compete."""
+
+LEAST_GROWTH = 0.9
+"""What a schedule takes for more rows over what it takes for fewer, at least: grids may be filled better."""
 
 WINDOW_PIPELINES = ("mma",)
 """What gathers windows of few channels, which tensor copies cannot."""
@@ -169,12 +171,10 @@ def rank(
     *,
     full: bool = False,
     wide: bool = False,
-    without: Collection[Schedule] = (),
 ) -> tuple[Candidate, ...]:
     """Return candidates for M = ``m``, the one predicted fastest first.
 
-    ``full`` as in `tilings`; ``wide`` (and ``full``): of all pipelines that could serve this M;
-    ``without``: schedules for a GPU that need not be looked at.
+    ``full`` as in `tilings`; ``wide`` (and ``full``): of all pipelines that could serve this M.
 
     On a CPU the measured table (`schedules.cpu_policy`) leads, whatever the model says.
 
@@ -183,6 +183,14 @@ def rank(
     """
     if not device.is_gpu:
         return tuple(Candidate(s, predict(gemm, device, s, m)) for s in cpu_candidates(gemm, device, m))
+    found = _able(gemm, device, m, full=full, wide=wide)
+    return tuple(sorted((Candidate(s, predict(gemm, device, s, m)) for s in found), key=_order))
+
+
+def _able(
+    gemm: Gemm, device: TileDevice, m: int, *, full: bool = False, wide: bool = False
+) -> list[GpuSchedule]:
+    """Return the schedules for a GPU that `rank` orders; arguments and errors as there."""
     device.core_for(gemm.activation)
     tried = [(pipelines_for(device, m, full=full or wide), m)]
     tried += (
@@ -191,21 +199,18 @@ def rank(
     # Dot products take fewer registers than matrix instructions, whose scales of short groups may not fit.
     tried += [(pipelines_for(device, MOST_DOT_M), MOST_DOT_M)] if device.vendor == "amd" else []
     spilling = seen_spilling(gemm, device)
-    found: list[Candidate] = []
     for avoided in (spilling, ()):  # where all spill, one of them is right all the same
         for pipelines, rows in tried:
-            found = found or [
-                Candidate(schedule, predict(gemm, device, schedule, m))
+            found = [
+                schedule
                 for pipeline in _serving(gemm, pipelines)
                 if device.cores_for(gemm.activation, pipeline)
                 for schedule in tilings(gemm, device, pipeline, rows, full=full)
-                if schedule not in without
-                and not is_unrolled_too_far(schedule)
-                and not spills_like_any(gemm, device, schedule, avoided)
+                if not is_unrolled_too_far(schedule) and not spills_like_any(gemm, device, schedule, avoided)
             ]
-    if not found:
-        raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
-    return tuple(sorted(found, key=_order))
+            if found:
+                return found
+    raise ScheduleError(f"no legal schedule for {gemm} on {device.name} at M={m}")
 
 
 def avoid(gemm: Gemm, device: TileDevice, schedule: Schedule) -> bool:
@@ -372,21 +377,40 @@ def _predicted(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> fl
 
 def _pool(gemm: Gemm, device: TileDevice, estimator: Estimator) -> list[Schedule]:
     """Return the schedules that compete: measured ones, and the best predicted where none was."""
-    pool, lost = estimator.measured, set[Schedule]()
+    pool = estimator.measured
+    seen: dict[GpuSchedule, float] = {}
     for m in sorted({*GPU_BUCKETS[:-1], *_middle(estimator)}):
         if not estimator.knows(m):
             few = COMPETING_PER_BUCKET if m in GPU_BUCKETS else 1
-            ranked = rank(gemm, device, m, wide=estimator.overlaps(m), without=lost)
-            parts: tuple[Iterable[Candidate], ...] = (ranked,)
+            able = _able(gemm, device, m, wide=estimator.overlaps(m))
+            parts = [able]
             if estimator.overlaps(m):
-                streams = (candidate for candidate in ranked if _streams(candidate.schedule))
-                others = (candidate for candidate in ranked if not _streams(candidate.schedule))
-                parts = streams, others
-            pool += [candidate.schedule for part in parts for candidate in islice(part, few)]
-            # What streams weights does the same for each of the few M it serves, but for a little more of x.
-            late = FAR_BEHIND * ranked[0].cost.seconds
-            lost |= {each for each, cost in ranked if cost.seconds > late and _streams(each)}
+                parts = [[s for s in able if _streams(s) is streams] for streams in (True, False)]
+            pool += [best for part in parts for best in _fastest(gemm, device, part, m, few, seen)]
     return list(dict.fromkeys(pool))
+
+
+def _fastest(
+    gemm: Gemm,
+    device: TileDevice,
+    schedules: Iterable[GpuSchedule],
+    m: int,
+    few: int,
+    seen: dict[GpuSchedule, float],
+) -> list[Schedule]:
+    """Return the ``few`` schedules that are predicted fastest for ``m`` rows, in order.
+
+    seen: What schedules take for fewer rows, and here as well where predicted: none takes less for more
+        (`LEAST_GROWTH`), so that of those which are far behind already nothing is predicted.
+    """
+    best: list[tuple[tuple[float, int, str], Schedule]] = []
+    for schedule in sorted(schedules, key=lambda each: seen.get(each, 0.0)):
+        if len(best) == few and LEAST_GROWTH * seen.get(schedule, 0.0) > best[-1][0][0]:
+            break
+        found = Candidate(schedule, predict(gemm, device, schedule, m))
+        seen[schedule] = found.cost.seconds
+        best = sorted([*best, (_order(found), schedule)])[:few]
+    return [schedule for _, schedule in best]
 
 
 def _middle(estimator: Estimator) -> tuple[int, ...]:

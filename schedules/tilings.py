@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import gcd, lcm, prod
+from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.windows import Windows
@@ -37,7 +38,7 @@ from schedules.footprint import (
     stage_bytes,
 )
 from schedules.layouts import lane_of, padded
-from schedules.legal import cuts_groups, is_legal, least_stages, placement_for
+from schedules.legal import cuts_groups, grid_violations, is_legal, least_stages, placement_for
 from schedules.rules import AXES, RULES
 from schedules.schedule import GpuSchedule
 from schedules.waves import GROUPS
@@ -197,7 +198,13 @@ def _with_tails(
         yield schedule
         tiles = -(-m // schedule.tile_m) * -(-gemm.n // schedule.tile_n)
         if schedule.stream_k and 2 * (tiles % device.units) >= device.units:
-            yield replace(schedule, tails=True)
+            yield _with_cut_tails(schedule)
+
+
+@lru_cache(maxsize=4096)
+def _with_cut_tails(schedule: GpuSchedule) -> GpuSchedule:
+    """Return the one such schedule: what is known of it is found faster by the same object."""
+    return replace(schedule, tails=True)
 
 
 def _column(gemm: Gemm, pipeline: str) -> Gemm:
@@ -227,16 +234,22 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
     hint = device_hint(device, device.core_for(gemm.activation, pipeline))
     choices = {name: getattr(rule, name) for name in AXES if name != "stages" and getattr(rule, name)}
     choices.setdefault("placement", (placement_for(gemm),))
-    grids = {name: choices.pop(name) for name in GRID if pipeline == "wgmma"}
+    grids = _grids(gemm, {name: choices.pop(name) for name in GRID}) if pipeline == "wgmma" else ({},)
     found: list[GpuSchedule] = []
     for values in product(*choices.values()):
         fields = dict(zip(choices, values, strict=True))
         tile = GpuSchedule(pipeline, stages=_smallest_depth(gemm, pipeline, fields["tile_k"]), **fields)
-        if not aligned(hint, gemm, tile) or not is_legal(gemm, device, tile):
-            continue
-        ways = (replace(tile, **dict(zip(grids, grid, strict=True))) for grid in product(*grids.values()))
-        found += (way for way in ways if is_legal(gemm, device, way)) if grids else (tile,)
+        if aligned(hint, gemm, tile) and is_legal(gemm, device, tile):
+            ways = (replace(tile, **grid) if grid else tile for grid in grids)
+            found += (way for way in ways if way is tile or is_legal(gemm, device, way))
     return tuple(found)
+
+
+def _grids(gemm: Gemm, choices: Mapping[str, Iterable[Any]]) -> tuple[dict[str, Any], ...]:
+    """Return the ways in which blocks of wgmma may share tiles, whatever these are."""
+    every = (dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
+    smallest = GpuSchedule("wgmma", RULES["wgmma"].tile_m[0], placement=placement_for(gemm))
+    return tuple(grid for grid in every if not any(grid_violations(gemm, replace(smallest, **grid))))
 
 
 @lru_cache(maxsize=256)
