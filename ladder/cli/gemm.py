@@ -71,8 +71,9 @@ def _int4_calls(x: torch.Tensor, weight: QuantizedTensor, device: TileDevice) ->
     packed = aten._convert_weight_to_int4pack_for_cpu((codes + INT4_OFFSET) % 16, INNER_K_TILES)
     scale = torch.as_tensor(weight.scale).T.to(x.dtype)
     scales = torch.stack([scale, torch.zeros_like(scale)], dim=-1).contiguous()
+    group = min(weight.group_size, weight.shape[1])
     return [
-        partial(aten._weight_int4pack_mm_for_cpu, x, packed.clone(), weight.group_size, scales)
+        partial(aten._weight_int4pack_mm_for_cpu, x, packed.clone(), group, scales)
         for _ in range(copies_for(packed.nbytes, device))
     ]
 

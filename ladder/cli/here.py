@@ -73,7 +73,14 @@ def doctor(as_json: Json = False) -> None:
         raise typer.Exit(console.FAILED)
 
 
-cache = typer.Typer(help="Look at or empty the cache of compiled kernels.", no_args_is_help=True)
+cache = typer.Typer(help="Look at or empty the cache of compiled kernels.")
+
+
+@cache.callback(invoke_without_command=True)
+def cache_help(context: typer.Context) -> None:
+    """Print the help where no command follows."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @cache.command("path")

@@ -253,7 +253,7 @@ def imported(target: str) -> Any:
     Raises ParseError if the text names nothing, or nothing that can be imported.
     """
     module, _, name = target.removeprefix(PYTHON).partition(":")
-    if not module or not name:
+    if not name or not all(part.isidentifier() for part in module.split(".")):
         raise ParseError(f"{target!r} names nothing: write {PYTHON}module:name")
     sys.path.insert(0, os.getcwd())
     try:

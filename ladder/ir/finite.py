@@ -187,9 +187,10 @@ class Field:
         """Apply ``function(modulus, *arrays)`` in Z_p, and in Z_q if all operands have that part."""
         exponents = [value.q for value in values]
         has_exponents = all(part is not None for part in exponents)
+        kind = values[0].p.dtype  # numpy makes a Python number of an operation on objects without axes
         return Residues(
-            function(self.p, *(value.p for value in values)),
-            function(self.q, *exponents) if has_exponents else None,
+            np.asarray(function(self.p, *(value.p for value in values)), kind),
+            np.asarray(function(self.q, *exponents), kind) if has_exponents else None,
         )
 
     def add(self, a: Residues, b: Residues) -> Residues:

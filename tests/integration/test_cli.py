@@ -91,6 +91,10 @@ def test_help_of_every_command(ladder: Command, command: list[str]) -> None:
     assert done.err == ""
 
 
+def test_commands_of_the_cache_are_listed_where_none_is_named(ladder: Command) -> None:
+    assert ladder("cache") == ladder("cache", "--help")
+
+
 def test_help_is_fast() -> None:
     """Processor time, so that a busy machine does not count."""
 
@@ -138,6 +142,7 @@ def test_version(ladder: Command) -> None:
         (["explain", "python:os:getcwd", "--stage", "ir"], "--stage is of a product"),
         (["explain", "python:os:sep"], "'python:os:sep' is a str, not a function"),
         (["gemm", "--weight", "python:os:sep"], "'python:os:sep' is a str, not a TType"),
+        (["gemm", "--weight", "python:..:sep"], "'python:..:sep' names nothing"),
         (["superopt", "--seconds", "nan"], "greater than or equal to 0"),
         (["superopt", "--show", "."], "cannot write .: it is a folder"),
         (["superopt", "--checkpoint", "/proc/none"], "cannot write /proc/none"),
@@ -200,6 +205,7 @@ def test_gemm_on_this_cpu_is_exact_and_timed(ladder: Command) -> None:
         ["--weight", "mxfp4"],
         ["--weight", "int4", "--activation", "int8", "--group-size", "-1"],
         ["--group-size", "12"],
+        ["--weight", "int4_g128", "-n", "64"],
         ["-m", "0"],
     ],
 )

@@ -395,15 +395,14 @@ class WaveDecoder(Decoder):
         if factors is not None and self.powers and isinstance(recipe, Converted):
             return recipe.scaled(m, words, index, *factors)
         value = super().value(m, words, index, factors, zero)
-        if not (self.fnuz and self._has_negative_zero):
+        if not self.fnuz:
             return value
-        return m.input(without_negative_zero(value.content))
-
-    @property
-    def _has_negative_zero(self) -> bool:
-        """Whether the type has one; of its codes only finite ones are packed."""
-        values = self.conversion.ttype.values()
-        return bool(np.any((values == 0) & np.signbit(values)))
+        held = self.conversion.ttype.values()
+        if not np.isfinite(held).all():
+            return m.input(to_fnuz(value.content, self.operand))
+        if np.any((held == 0) & np.signbit(held)):
+            return m.input(without_negative_zero(value.content))
+        return value
 
 
 def wave_decoder(gemm: Gemm, device: TileDevice, *, raw: bool = False) -> WaveDecoder:
