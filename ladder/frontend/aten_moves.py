@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
+
+import numpy as np
 
 from ladder.frontend.borders import Border, bordered, mirrored, reflected, repeated
 from ladder.frontend.importer import Importer, Row
+from ladder.ir.extents import quotient
+from tile_types.tile import Extent
 
 
 def _flipped(im: Importer, out: str, x: str, axes: Sequence[int]) -> Any:
@@ -45,7 +50,35 @@ def _bordered(border: Border) -> Row:
     return row
 
 
+def _upsampled(
+    im: Importer,
+    out: str,
+    x: str,
+    sizes: Sequence[Extent],
+    name: str,
+    aligned: Any = None,
+    scales: Any = None,
+) -> Any:
+    """Repeat the elements of an image that grows by whole factors without interpolation."""
+    kept = len(im.shape(x)) - len(sizes)
+    factors = [quotient(size, old) for size, old in zip(sizes, im.shape(x)[kept:], strict=True)]
+    if "nearest" not in name or not all(isinstance(f, int) and _repeats(f, name) for f in factors):
+        return None
+    if scales is not None and list(scales) != factors:
+        return None
+    return im.repeat_elements(x, [1] * kept + factors)
+
+
+def _repeats(factor: int, name: str) -> bool:
+    """Whether torch's float32 places of ``factor`` results each are those of one element.
+
+    Where pixels are not measured from their middle, the reciprocal must not be rounded down.
+    """
+    return factor >= 1 and ("exact" in name or Fraction(float(np.float32(1 / factor))) * factor >= 1)
+
+
 MOVES: dict[str, Row] = {
+    "upsample.default": _upsampled,
     "flip.default": _flipped,
     "roll.default": _rolled,
     **{f"reflection_pad{axes}d.default": _bordered(reflected) for axes in (1, 2, 3)},

@@ -167,6 +167,13 @@ class Importer:
         target = tuple(canonical(extent) for extent in shape)
         return value if self.shape(value) == target else self.g.add("broadcast", value, shape=target)
 
+    def repeat_elements(self, value: str, factors: Sequence[Extent]) -> str:
+        """Return every element as often along each axis as factors say."""
+        pairs = [*zip(self.shape(value), factors, strict=True)]
+        apart = self.reshape(value, [extent for size, _ in pairs for extent in (size, 1)])
+        wide = self.expand(apart, [extent for pair in pairs for extent in pair])
+        return self.reshape(wide, [product(pair) for pair in pairs])
+
     def box(self, value: str, begin: Sequence[Extent], shape: Sequence[Extent], step: Sequence[int]) -> str:
         """Return ``shape`` elements from ``begin`` on, every ``step``-th."""
         target = tuple(canonical(extent) for extent in shape)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ladder.frontend.onnx_call import Call, Row
-from ladder.ir.extents import product, quotient
+from ladder.ir.extents import quotient
 from ladder.runtime.onnx_ops.resize import NEAREST, PLACES
 from tile_types.tile import Extent
 
@@ -25,10 +25,7 @@ def _resized(call: Call) -> Any:
     factors = _factors(call, shape)
     if factors is None or not all(_repeats(call, factor) for factor in factors):
         return None
-    pairs = [*zip(shape, factors, strict=True)]
-    apart = call.im.reshape(call.tensor(0), [extent for size, _ in pairs for extent in (size, 1)])
-    wide = call.im.expand(apart, [extent for pair in pairs for extent in pair])
-    return call.im.reshape(wide, [product(pair) for pair in pairs])
+    return call.im.repeat_elements(call.tensor(0), factors)
 
 
 def _factors(call: Call, shape: Sequence[Extent]) -> list[int] | None:

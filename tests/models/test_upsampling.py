@@ -51,6 +51,34 @@ def test_every_mode(mode: str, axes: int, options: dict[str, Any]) -> None:
     assert mode == "area" or not fast.refused
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last])
+def test_whole_factors_without_interpolation_are_moves(mode: str, kind: torch.memory_format) -> None:
+    def program(x: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        large = F.interpolate(x, scale_factor=(2, 3), mode=mode)
+        same, torn = (F.interpolate(x, scale_factor=s, mode=mode) for s in (1, (1.5, 2)))
+        flat = F.interpolate(other, size=2 * other.shape[2], mode=mode)
+        return (
+            torch.cat([large, F.relu(large)], 1),
+            F.interpolate(x, scale_factor=41, mode=mode),
+            same,
+            flat,
+            torn,
+        )
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for extent in (5, 4, 7, 1, 12):
+            x, other = pixels(2, 3, extent, 6).to(memory_format=kind), pixels(1, 8, 5).to(torch.bfloat16)
+            for found, wanted in zip(fast(x, other), program(x, other), strict=True):
+                torch.testing.assert_close(found, wanted, equal_nan=True, rtol=0, atol=0)
+                assert found.stride() == wanted.stride()
+                assert found.data_ptr() != x.data_ptr()
+    assert (fast.outcome, fast.refused) == ("whole", [])
+    # What keeps its size, factors that are not whole, and 41, whose reciprocal is rounded down in float32.
+    assert fast.plan().count("torch upsample") == (3 if mode == "nearest" else 2) * len(fast.records)
+
+
 def test_one_plan_serves_all_sizes() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         half = F.interpolate(x, scale_factor=0.5)
