@@ -7,13 +7,15 @@ dropped where nothing takes its values.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch._C import _is_alias_of, _len_torch_dispatch_stack  # type: ignore[attr-defined]
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ladder.runtime.registered import define
 from tile_types import QuantizedTensor
@@ -44,6 +46,11 @@ IN_PLACE = frozenset(f"__i{name}__" for name in ("add", "sub", "mul", "truediv",
 
 OF_AUTOGRAD = frozenset({"requires_grad_", "detach_", "share_memory_"})
 """Methods named as those that write, which write no values."""
+
+REFUSED = (
+    "would write into decoded values, which nobody reads again: copy them, or give the layer another weight"
+    " with set_weight; adapters are merged into dequantized models (transformers' model.dequantize())"
+)
 
 
 class Stored(NamedTuple):
@@ -79,7 +86,7 @@ class StoredWeight(torch.Tensor):
         empty = torch.empty(tuple(shape), dtype=dtype, device="meta")
         made = torch.Tensor._make_subclass(cls, empty, dispatch_device=True)
         made.lies_on = device
-        made.values = functools.cache(compute)
+        made.values = functools.cache(torch.inference_mode(False)(compute))  # a write raises their version
         return made
 
     @classmethod
@@ -87,17 +94,10 @@ class StoredWeight(torch.Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Answer for metadata; refuse writes; give everything else the values."""
-        written = next(iter((*args, *(kwargs or {}).values())), None)  # torch.nn.init gives all by name
-        if _writes(func) and isinstance(written, StoredWeight):
-            raise LadderError(
-                f"{func.__name__} would write into decoded values, which nobody reads again: give the layer"
-                " another weight with set_weight; adapters are merged into dequantized models (transformers'"
-                " model.dequantize())"
-            )
         if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        return func(*_with_values(args), **_with_values(kwargs or {}))
+        return _read(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub leaves out the operator
@@ -109,9 +109,91 @@ class StoredWeight(torch.Tensor):
         return func(*_with_values(args), **_with_values(kwargs or {}))
 
 
+class DecodedValues(torch.Tensor):
+    """Decoded values of a weight, or a view of them, as ``layer.weight.data`` gives them: not to be written.
+
+    All that has memory of its own is a plain tensor, and a parameter that is made of them may be written.
+    Tracers of torch that know no subclasses (`torch.export`) take a clone.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Refuse writes."""
+        if torch.compiler.is_compiling():
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return _read(func, args, kwargs or {})
+
+    @property
+    def _is_param(self) -> bool:
+        return False
+
+    @_is_param.setter
+    def _is_param(self, given: bool) -> None:
+        """Become a parameter: torch says so to what `torch.nn.Parameter` makes."""
+        self.__class__ = torch.nn.Parameter  # type: ignore[assignment]
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        """Return a plain tensor's text."""
+        return repr(_plain(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """Return a plain tensor."""
+        memo[id(self)] = made = copy.deepcopy(_plain(self), memo)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Let a plain tensor be pickled."""
+        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+DECODED = StoredWeight, DecodedValues
+"""Classes of tensors whose values are not to be written."""
+
+
+def _plain(values: DecodedValues) -> torch.Tensor:
+    """Return decoded values as torch's own class; memory is shared."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return values.as_subclass(torch.Tensor)
+
+
+def _read(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function with the values of weights; views of them are not to be written either.
+
+    Raises LadderError if it writes them.
+    """
+    written = tree_leaves(next(iter((*args, *kwargs.values())), None))  # torch.nn.init gives all by name
+    if _writes(func) and any(isinstance(each, DECODED) for each in written):
+        raise LadderError(f"{func.__name__} {REFUSED}")
+    given, named = _with_values(args), _with_values(kwargs)
+    held = [each for each in tree_leaves((args, kwargs)) if isinstance(each, DECODED)]
+    with torch._C.DisableTorchFunctionSubclass():
+        values = [each.values() if isinstance(each, StoredWeight) else each for each in held]
+        versions = list(map(_version, values))
+        found = func(*given, **named)
+        if versions != list(map(_version, values)):
+            raise LadderError(f"{getattr(func, '__name__', func)} {REFUSED}")
+        return tree_map_only(torch.Tensor, lambda each: _view(each, values), found)
+
+
+def _version(values: torch.Tensor) -> int:
+    """Return how often a tensor was written, as far as torch counts it."""
+    return 0 if values.is_inference() else values._version
+
+
+def _view(found: torch.Tensor, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a result, marked as not to be written if it is a view of decoded values."""
+    known = type(found) is torch.Tensor and found.layout == torch.strided
+    if known and not _len_torch_dispatch_stack() and any(_is_alias_of(found, each) for each in values):
+        return found.as_subclass(DecodedValues)
+    return found
+
+
 def _writes(method: Any) -> bool:
     """Tell whether a method of tensors writes the values of its tensor, by its name."""
-    name = method.__name__
+    name = method.__name__.partition(".")[0]
     if name == "__set__":  # of a property
         return method.__self__ is _TENSOR.data
     in_place = name[-1] == "_" and name[-2] != "_" and name not in OF_AUTOGRAD

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 import ladder
-from ladder.api.stored_weight import StoredWeight
+from ladder.api.stored_weight import DecodedValues, StoredWeight
 from ladder.integrations import dynamo
 
 N, K = 48, 64
@@ -92,8 +92,77 @@ USES: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("use", USES)
 def test_uses_of_the_values_are_those_of_a_plain_tensor(layer: ladder.Linear, use: str) -> None:
     found, want = USES[use](layer.weight), USES[use](exact(layer))
-    assert type(found) is type(want)
+    assert type(found) is (DecodedValues if use in ("data", "first") else type(want))
     assert torch.equal(found, want) if isinstance(want, torch.Tensor) else found == want
+
+
+def other_data(w: torch.Tensor) -> None:
+    w.data = torch.zeros(N, K)
+
+
+def one_row(w: torch.Tensor) -> None:
+    w.data[0] = 1
+
+
+def added(w: torch.Tensor) -> None:
+    w = w.data
+    w += 1
+
+
+WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "data": lambda w: w.data.mul_(2),
+    "copied": lambda w: w.data.copy_(torch.zeros(N, K)),
+    "other data": other_data,
+    "other data twice": lambda w: other_data(w.data),
+    "row": one_row,
+    "added": added,
+    "view": lambda w: w.data.view(-1)[3:].zero_(),
+    "detached": lambda w: w.detach().t().zero_(),
+    "first": lambda w: next(iter(w)).zero_(),
+    "initialised": lambda w: torch.nn.init.normal_(w.data),
+    "operator": lambda w: torch.ops.aten.mul_.Scalar(w.data, 2),
+    "several": lambda w: torch._foreach_mul_([torch.ones(2), w.data], 2),
+    "output": lambda w: torch.add(torch.ones(N, K), 1, out=w.data),
+    "function": lambda w: functional.relu(w.data, True),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("write", WRITES)
+def test_writes_are_refused(layer: ladder.Linear, write: str, inference: bool) -> None:
+    before = exact(layer)
+    with torch.inference_mode(inference), pytest.raises(ladder.LadderError, match="set_weight"):
+        WRITES[write](layer.weight)
+    assert torch.equal(layer.weight, before)
+
+
+OWN: dict[str, Callable[[torch.Tensor], Any]] = {
+    "copied": copy.deepcopy,
+    "pickled": lambda w: pickle.loads(pickle.dumps(w)),
+    "cloned": torch.clone,
+    "sum": lambda w: w + 0,
+    "rows": lambda w: w[[0, 1]],
+    "parameter": torch.nn.Parameter,
+    "parameter without gradient": lambda w: torch.nn.Parameter(w, requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("make", OWN)
+def test_what_is_made_of_values_is_plain(layer: ladder.Linear, make: str) -> None:
+    made = OWN[make](layer.weight.data)
+    assert type(made) is (torch.nn.Parameter if "parameter" in make else torch.Tensor)
+    with torch.no_grad():
+        assert not made.zero_().any()
+    assert layer.weight.any()
+
+
+def test_a_layer_of_decoded_values_learns(layer: ladder.Linear) -> None:
+    plain = torch.nn.Linear(K, N)
+    plain.weight = torch.nn.Parameter(layer.weight.data)
+    plain(torch.ones(2, K)).sum().backward()
+    torch.optim.SGD(plain.parameters(), 0.5).step()
+    assert torch.equal(plain.weight, exact(layer) - 1)
+    assert torch.equal(copy.deepcopy(plain).half().weight, plain.weight.half())
 
 
 def test_no_tensor_takes_memory_that_is_not_there(layer: ladder.Linear) -> None:

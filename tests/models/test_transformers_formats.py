@@ -194,6 +194,45 @@ def test_experts_have_factors_of_their_own(tmp_path: Path) -> None:
     assert torch.equal(logits(AUTO.from_pretrained(tmp_path / "saved").eval()), logits(model))
 
 
+def as_packed(weight: torch.Tensor, bits: int, group: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return what compressed-tensors stores of integers, codes beside the middle one, and their values."""
+    tiles = weight.unflatten(-1, (-1, group))
+    scale = tiles.abs().amax(-1) / (2 ** (bits - 1) - 1)
+    codes = (tiles / scale[..., None]).round().long()
+    biased = (codes + 2 ** (bits - 1)).flatten(-2).unflatten(-1, (-1, 32 // bits))
+    words = (biased << bits * torch.arange(32 // bits)).sum(-1).to(torch.int32)
+    arrays = {"weight_packed": words, "weight_scale": scale, "weight_shape": torch.tensor(weight.shape)}
+    return arrays, (codes * scale[..., None]).flatten(-2)
+
+
+def test_experts_of_several_types(tmp_path: Path) -> None:
+    """Down projections of more bits: transformers takes one group of the configuration for all."""
+    plain("qwen3_moe", tmp_path / "plain")
+    forms: dict[int, tuple[str, int, int]] = {64: ("(gate|up)_proj", 4, 32), 96: ("down_proj", 8, 96)}
+    groups = {
+        f"group_{k}": {
+            "targets": [f"re:.*experts.*{names}"],
+            "weights": {"type": "int", "strategy": "group", "num_bits": bits, "group_size": group},
+        }
+        for k, (names, bits, group) in forms.items()
+    }
+    config = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
+    wanted: dict[int, list[torch.Tensor]] = {64: [], 96: []}
+
+    def make(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        k = weight.shape[1]
+        arrays, values = as_packed(weight, *forms[k][1:])
+        wanted[k].append(values)
+        return arrays
+
+    rewrite(tmp_path / "plain", tmp_path / "stored", config, lambda name: "experts" in name, make)
+    model = load_pretrained(AUTO, tmp_path / "stored").eval()
+    found = [layer.canonical.dequantize("float32") for layer in layers(model)]
+    for k, values in wanted.items():  # by layer, expert, gates before ups
+        assert torch.equal(torch.cat([each for each in found if each.shape[1] == k]), torch.cat(values))
+    assert same_tokens(model, eager(model, tmp_path / "plain"))
+
+
 def tokenizer(folder: Path) -> None:
     """Write a tokenizer of numbers: each is its own token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
