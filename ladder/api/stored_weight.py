@@ -109,12 +109,19 @@ class StoredWeight(torch.Tensor):
         return func(*_with_values(args), **_with_values(kwargs or {}))
 
 
+def _becomes_parameter(values: DecodedValues, _: bool) -> None:
+    """Make a parameter of decoded values: `torch.nn.Parameter` marks so what it is given."""
+    values.__class__ = torch.nn.Parameter  # type: ignore[assignment]
+
+
 class DecodedValues(torch.Tensor):
     """Decoded values of a weight, or a view of them, as ``layer.weight.data`` gives them: not to be written.
 
     All that has memory of its own is a plain tensor, and a parameter that is made of them may be written.
     Tracers of torch that know no subclasses (`torch.export`) take a clone.
     """
+
+    _is_param = property(lambda _: False, _becomes_parameter)
 
     @classmethod
     def __torch_function__(
@@ -125,15 +132,6 @@ class DecodedValues(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return _read(func, args, kwargs or {})
-
-    @property
-    def _is_param(self) -> bool:
-        return False
-
-    @_is_param.setter
-    def _is_param(self, given: bool) -> None:
-        """Become a parameter: torch says so to what `torch.nn.Parameter` makes."""
-        self.__class__ = torch.nn.Parameter  # type: ignore[assignment]
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         """Return a plain tensor's text."""
