@@ -50,21 +50,13 @@ def _bordered(border: Border) -> Row:
     return row
 
 
-def _upsampled(
-    im: Importer,
-    out: str,
-    x: str,
-    sizes: Sequence[Extent],
-    name: str,
-    aligned: Any = None,
-    scales: Any = None,
-) -> Any:
+def _upsampled(im: Importer, out: str, x: str, sizes: Sequence[Extent], name: str, *options: Any) -> Any:
     """Repeat the elements of an image that grows by whole factors without interpolation."""
-    kept = len(im.shape(x)) - len(sizes)
-    factors = [quotient(size, old) for size, old in zip(sizes, im.shape(x)[kept:], strict=True)]
-    if "nearest" not in name or not all(isinstance(f, int) and _repeats(f, name) for f in factors):
-        return None
-    if scales is not None and list(scales) != factors:
+    kept, scales = len(im.shape(x)) - len(sizes), options[1] if len(options) > 1 else None
+    found = [quotient(size, old) for size, old in zip(sizes, im.shape(x)[kept:], strict=True)]
+    factors = [factor for factor in found if isinstance(factor, int) and _repeats(factor, name)]
+    grows = len(factors) == len(found) and any(factor > 1 for factor in factors)
+    if "nearest" not in name or not grows or (scales is not None and list(scales) != factors):
         return None
     return im.repeat_elements(x, [1] * kept + factors)
 
