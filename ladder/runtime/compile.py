@@ -23,6 +23,7 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime import ahead
 from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels, load_entry, missing
 from ladder.runtime.cache import Identity, KernelCache, cache_key
+from ladder.runtime.compiler_start import compiler_beside
 from ladder.runtime.kernel import CompiledGemm, Later
 from ladder.runtime.packed import gemm_from_dict, own_order
 from ladder.runtime.spills import least_spilling, warn_of_spills
@@ -305,7 +306,9 @@ def _choose(request: Request) -> Plan:
     if gemm.experts:
         # Experts with M tokens each are as much work as M tokens by the rows of all experts.
         gemm = replace(gemm, n=gemm.n * min(gemm.experts, gemm.slots or gemm.experts), experts=1)
-    return make_plan(gemm, device, tuning_database())
+    # Plans of CPUs are chosen at once, and their kernels may be in the cache.
+    with compiler_beside() if device.is_gpu else contextlib.nullcontext():
+        return make_plan(gemm, device, tuning_database())
 
 
 def tuning_database() -> TuningDatabase:
