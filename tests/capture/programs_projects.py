@@ -358,3 +358,38 @@ programs(
     weights_that_a_recurrent_layer_computes=recurrent_of(parametrizations.weight_norm),
     weights_that_a_hook_computes=recurrent_of(torch.nn.utils.weight_norm),
 )
+
+
+class Attributes(dict):
+    """Items as attributes, by methods of dictionaries themselves."""
+
+    __getattr__ = dict.__getitem__
+
+    def __setattr__(self, k, v):
+        self[k] = v
+
+
+class Absent(dict):
+    __getattr__ = dict.get
+
+
+@program
+def items_as_attributes():
+    """a dictionary whose ``__getattr__`` is a method of dictionaries; a name that is missing is a KeyError"""
+
+    def fn(x, given):
+        out = Attributes(up=x * 2)
+        out.down = out.up - given.shift
+        given.seen = out.down
+        try:
+            out.sideways
+        except KeyError as missing:
+            out.name = str(missing)
+        return out, out.down.sum(), Absent(a=1).b, out.keys is not None
+
+    return calls(
+        fn,
+        lambda: (normal(3), Attributes(shift=2)),
+        lambda: (normal(3, seed=1), Attributes(shift=2)),
+        lambda: (normal(3, seed=1), Attributes(shift=5, up=0)),
+    )

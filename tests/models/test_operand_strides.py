@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import ladder
 
@@ -91,6 +92,33 @@ def test_behind_convolutions(how: str) -> None:
             torch.testing.assert_close(found, BEHIND_CONVOLUTIONS[how](layers(x)))
     assert fast.outcome == "whole"
     assert not fast.refused
+
+
+UNLIKE_TRACED: dict[str, Callable[[Tensor], Tensor]] = {
+    "rolled": lambda x: torch.rand_like((x * 2).roll(1, 2)),
+    "shuffled": lambda x: functional.dropout(functional.channel_shuffle(x * 2, 2), 0.5),
+}
+
+
+@pytest.mark.parametrize("how", UNLIKE_TRACED)
+def test_draws_follow_kernels(how: str) -> None:
+    """Fake tensors say that what these operators give lies in the order of its axes; channels lie last."""
+    program = UNLIKE_TRACED[how]
+    fast = ladder.compile(program)
+    for images in (2, 2, 3, 3):
+        x = torch.randn(images, 4, 3, 5).contiguous(memory_format=torch.channels_last)
+        found, want = (drawn(x) for drawn in (seeded(fast), seeded(program)))
+        torch.testing.assert_close(found, want)
+        assert found.stride() == want.stride()
+    assert not fast.refused
+
+
+def seeded(program: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def call(x: Tensor) -> Tensor:
+        torch.manual_seed(5)
+        return program(x)
+
+    return call
 
 
 class Recurrent(nn.Module):

@@ -130,13 +130,17 @@ def _object_attr(vm: Interpreter, value: Any, kind: type, name: str) -> Any:
     fallback = vm.heap.class_attribute(kind, "__getattr__")
     if fallback is NULL:
         return _attribute(vm, value, kind, name)
-    if not is_a(fallback, types.FunctionType):
+    is_native = not is_a(fallback, types.FunctionType)
+    if is_native and getattr(fallback, "__objclass__", None) is not dict:
         raise CaptureError("a native __getattr__")
     try:
         with vm.barrier():
             return _attribute(vm, value, kind, name)
     except AttributeError:
         pass
+    if is_native:  # a dictionary whose items are read as attributes
+        with vm.barrier():
+            return vm.call(fallback, (value, name), {})
     if fallback is MODULE_GET and (found := _part_of_module(vm, fallback, value, kind, name)) is not NULL:
         return found
     return vm.call_function(fallback, (value, name), {})

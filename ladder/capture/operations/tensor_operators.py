@@ -30,9 +30,9 @@ from ladder.capture.python.frames import NULL
 from ladder.capture.python.words import words
 from ladder.capture.trace.assumptions import Assumption
 from ladder.capture.trace.trace import Value
-from ladder.capture.trace.undo import effect_of
+from ladder.capture.trace.undo import Effect, effect_of
 from ladder.capture.values import settings, tensors
-from ladder.capture.values.aliasing import storage_of
+from ladder.capture.values.aliasing import laid_in, storage_of, strides_of
 from ladder.capture.values.fakes import fails_without_values
 from ladder.capture.values.kinds import is_a, is_constant
 from ladder.capture.values.monitor import Monitor, Refused
@@ -82,12 +82,28 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     if vm.heap.copies:
         _meet_memory(vm, function)
         vm.heap.copies.follow(function, values, named, result, monitor)
-    node = operator_node(vm, function, *nodes)
+    node = operator_node(vm, function, *_in_order(vm, nodes, inputs, monitor))
     vm.trace.effects[node] = effect_of(node, (values, named), result, monitor)
     _note_result(vm, result, node, inputs, monitor)
     if not (_depends(monitor, inputs) or tensors.maps_rows()):
         _note_fakes(vm, function, args, kwargs, inputs, result)
     return result
+
+
+def _in_order(vm: Interpreter, nodes: Any, inputs: list[Value], monitor: Monitor) -> Any:
+    """Return an operator's arguments; of one that draws, with axes in memory as here: it draws in that order.
+
+    Whoever traces the graph anew does not always know how kernels lay their results.
+    """
+    laid: dict[torch.fx.Node, torch.fx.Node] = {}
+    for item in inputs if monitor.random else ():
+        lies = strides_of(item.obj) if item.fx is not None and item.fx.op != "placeholder" else None
+        if lies is None or lies.order is None or storage_of(item.obj) in monitor.mutated:
+            continue
+        assert item.fx is not None  # as it is computed
+        laid[item.fx] = vm.trace.graph.call_function(laid_in, (item.fx, lies.order))
+        vm.trace.effects[laid[item.fx]] = Effect()
+    return torch.fx.map_arg(nodes, lambda node: laid.get(node, node))
 
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any], monitor: Monitor) -> Any:

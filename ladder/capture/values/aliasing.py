@@ -134,6 +134,13 @@ def dense_order(shape: Sequence[int], steps: Sequence[int]) -> tuple[int, ...] |
     return tuple(order)
 
 
+def laid_in(tensor: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor, or a copy of it, whose axes lie in memory in that order."""
+    if list(axes) == sorted(axes):
+        return tensor.contiguous()
+    return tensor.permute(axes).contiguous().permute(sorted(range(len(axes)), key=axes.__getitem__))
+
+
 def _memory_of(tensor: torch.Tensor) -> int:
     return storage_of(tensor) if tensor.layout is torch.strided else -id(tensor)
 
