@@ -1,7 +1,7 @@
 """Fit the constants of the GPU cost model to measurements.
 
 ``python -m benchmarks.fit_cost_model everything.json …`` reads what `benchmarks.gpu_tune --everything`
-wrote, changes one constant of `schedules.cost_model` at a time as long as that helps, and prints the
+wrote, changes one constant of the cost model at a time as long as that helps, and prints the
 constants with what they are worth: how much slower than the fastest measured the model's first
 choice is, and how far its times are off. Put the constants into the module by hand, and the date here.
 
@@ -24,9 +24,8 @@ from statistics import median
 from typing import Any
 
 from ladder.ir.gemm import Gemm
-from schedules import cost_model
 from schedules.codes import is_timed_by_sixteens
-from schedules.cost_constants import DECODED, TO_FP8
+from schedules.cost_constants import DECODED, TO_FP8, WGMMA
 from schedules.cost_model import forget, predict
 from schedules.cost_streams import BYTES, HALVES
 from schedules.footprint import SLICED
@@ -42,7 +41,7 @@ KINDS = ("gemv", "gemv of bytes", "wgmma", "decoded", "to fp8")
 TABLES: Mapping[str, MutableMapping[str, Any]] = {
     "gemv": HALVES,
     "gemv of bytes": BYTES,
-    "wgmma": vars(cost_model),
+    "wgmma": WGMMA,
     "decoded": DECODED,
     "to fp8": TO_FP8,
 }

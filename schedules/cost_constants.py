@@ -1,8 +1,48 @@
-"""Constants of ``wgmma`` by what the weights are to it; those left out are as in `schedules.cost_model`."""
+"""Constants of ``wgmma``, and by what the weights are to it those that differ."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+WGMMA: dict[str, float] = {
+    "LAUNCH_SECONDS": 4.05e-07,  # a kernel in a CUDA graph, start to start, with nothing to do
+    "OVERLAP": 4.2,  # exponent that joins multiprocessors, DRAM and L2: near the longest of the three
+    "SLAB_CYCLES": 148.0,  # issue slots per scheduler for 128 bytes of K of 64 rows, decoding aside
+    "DECODE_CYCLES": 1.0,  # issue slots per vector operation of a decode
+    "TILE_CYCLES": 0.0,  # latency of one row tile's slab within a warpgroup: what others may hide
+    "STAGE_CYCLES": 0.0,  # the same of a stage
+    "STEP_CYCLES": 0.0,  # what nothing hides from one stage to the next
+    "FIRST_BYTE_SECONDS": 0.0,  # the same until the first stage has come, per byte of it
+    "WORK_POWER": 2.0,  # how latency, issue slots and tensor cores add up, see `schedules.cost_grid.Work`
+    "RING_POWER": 0.0,  # how a block's work and the turns of its ring add up; 0: the longer of both
+    "TENSOR_SHARE": 0.987,  # part of the peak that tensor cores reach while nothing else delays them
+    "INGEST_BYTES": 64.0,  # bytes per clock that a multiprocessor takes in from L2
+    "FILL_SECONDS": 1.72e-06,  # from asking for a stage to its last byte, were the memory idle
+    "PROMOTION_SLOTS": 1.21,  # issue slots per activation row of a row tile when sums move to running ones
+    "PROMOTION_CYCLES": 100.0,  # waiting for products that must be scaled before a slab ends (not fitted)
+    "TIGHT_LOSS": 0.149,  # share of time lost where the estimate of registers is near the limit
+    "WIDE_LOSS": 0.0,  # share of time that two warpgroups lose by tiles of 256 activation rows that carry
+    "MULTICAST_LOSS": 0.19,  # share of time that blocks of a cluster wait while they share tiles of A
+    "BLOCK_SECONDS": 1.07e-06,  # set-up of a block: barriers, tensor map, first bytes
+    "OUTPUT_SECONDS": 1.85e-12,  # filling and draining a block per output; a persistent kernel overlaps it
+    "EDGE_OVERLAP": 1.0,  # share of a block's start and end that others of its multiprocessor hide
+    "TURNOVER_SECONDS": 0.0,  # from one block to the next where a multiprocessor holds one
+    "CROWDED": 0.8,  # of weights that are decoded: by how much blocks lie closer than spread evenly
+    "FLOP_SECONDS": 0.0,  # per operation, padding included: the clock falls as cores draw power
+    "L2_KEPT": 1.0,  # stream-K: part of L2 that holds operands which blocks use out of step
+    "L2_SHARE": 1.0,  # bandwidth of L2 over what `targets` states as sustained
+    "CLUSTER_SECONDS": 5.2e-06,  # split K: launching a cluster and its two barriers
+    "DOUBLING_SECONDS": 0.0,  # split K: the same for each doubling of the blocks that share K
+    "EXCHANGE_SECONDS": 2.95e-10,  # split K: reading one partial sum of another block
+    "CUT_SECONDS": 3.0e-06,  # stream-K: handing over sums of a tile and taking in others
+    "CUT_OUTPUT_SECONDS": 2.0e-10,  # the same per output of the tile
+    "PART_SECONDS": 2.0e-11,  # the same per output and other block of the tile
+}
+"""Of products of integers, and where the tables below have no row.
+
+Those of stream-K are read off 28 problems on an H200 (M = 64 to 4096) beside grids without shares. As rows of
+a tile exceed `schedules.footprint.PROMOTED_COLUMNS` by less than at 256, ``WIDE_LOSS`` is less.
+"""
 
 DENSE: Mapping[str, float] = {
     "BLOCK_SECONDS": 1.72e-06,
@@ -16,7 +56,7 @@ DENSE: Mapping[str, float] = {
     "LAUNCH_SECONDS": 1.08e-06,
     "TENSOR_SHARE": 0.846,
 }
-"""wgmma: other values of these constants, where weights are operands as they are.
+"""Where weights of 16 bits are operands as they are.
 
 Fitted to 486 runs of 51 problems on an H200 (convolutions and points of ResNet-50 and EfficientNet for eight
 images, products of 256 to 4096, M up to 1576): the first choice takes 1.0 times the fastest measured
@@ -49,7 +89,7 @@ DECODED: dict[str, float] = {
     "CUT_OUTPUT_SECONDS": 6.3e-11,
     "PART_SECONDS": 2.45e-11,
 }
-"""wgmma: other values of these constants, where weights are decoded to 16 bits.
+"""Where weights are decoded to 16 bits.
 
 Fitted to 4,213 runs on an H200: of int4 at four shapes of no tuning row (M = 80 to 2048, tiles of 40 to 256
 activation rows, 2026-11-23) and of all 16-bit classes of ``schedules/tuned/h200.json`` (M from 32 on), but
@@ -87,7 +127,7 @@ TO_FP8: dict[str, float] = {
     "TURNOVER_SECONDS": 2.2e-06,
     "RING_POWER": 3.65,
 }
-"""wgmma: the same where weights are decoded to fp8.
+"""Where weights are decoded to fp8.
 
 Fitted to 542 runs of int4 on an H200 and an H100, from one row to 2,048.
 `STEP_CYCLES`, `FIRST_BYTE_SECONDS` and `BLOCK_SECONDS` follow from 37 pairs that differ in `tile_k` and
@@ -113,7 +153,7 @@ FP8: dict[str, float] = {
     "L2_SHARE": 1.4,
     "WIDE_LOSS": 0.12,
 }
-"""wgmma: the same where both operands are fp8 as they are.
+"""Where both operands are fp8 as they are.
 
 Fitted to 381 kernels at 53 points of seven shapes of no tuning row on an H100 (M = 1 to 1500,
 ``benchmarks/results/h100_fp8_choices_2026-11-26.json``): the first choice among those timed takes 1.039 times

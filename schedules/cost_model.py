@@ -7,7 +7,7 @@ multiprocessor share its issue slots and tensor cores; all share DRAM and L2. Wh
   one before it (programmatic dependent launch): start-up costs are those that this leaves;
 * DRAM and L2 deliver the share of their bandwidth that `targets` states as sustained; the clock is
   the one that `targets` states, although long runs of large products lower it;
-* DRAM, L2 and the busiest multiprocessor overlap, up to a norm (`OVERLAP`);
+* DRAM, L2 and the busiest multiprocessor overlap, up to a norm (``OVERLAP``);
 * a stage's buffer is asked for again when it has been used (`Work.together`).
 
 The constants were fitted by `benchmarks.fit_cost_model`, which names the runs; `schedules.cost_constants` has
@@ -30,7 +30,7 @@ from ladder.ir.gemm import Gemm
 from schedules.codes import decodes_to_floats, is_timed_by_sixteens, takes_sixteens, weight_bits
 from schedules.cost import Cost, Traffic, decode_ops, predict_cpu, traffic_of
 from schedules.cost_amd import predict_amd
-from schedules.cost_constants import DECODED, DENSE, FP8, TO_FP8
+from schedules.cost_constants import DECODED, DENSE, FP8, TO_FP8, WGMMA
 from schedules.cost_grid import Grid, Launch, Work, grid_of, launch_of, moved_bytes, predict_mma
 from schedules.cost_streams import digits_work, gemv_loss, gemv_work, streaming
 from schedules.footprint import (
@@ -57,109 +57,22 @@ from schedules.shares import most_parts
 from targets import TileDevice
 from tile_types.errors import ScheduleError
 
-LAUNCH_SECONDS = 4.05e-07
-"""A kernel in a CUDA graph, start to start, with nothing to do."""
-
-OVERLAP = 4.2
-"""Exponent that joins the time on multiprocessors with DRAM and L2: near the longest of the three."""
-
-SLAB_CYCLES = 148
-"""wgmma: issue slots per scheduler for 128 bytes of K of 64 rows, decoding aside."""
-
-FILL_SECONDS = 1.72e-06
-"""wgmma: from asking for a stage to its last byte, were the memory idle."""
-
-PROMOTION_SLOTS = 1.21
-"""wgmma: issue slots per activation row of a row tile when partial sums move to the running ones."""
-
-TIGHT_LOSS = 0.149
-"""wgmma: share of time lost where the estimate of registers is within `TIGHT_REGISTERS` of the limit."""
-
-TIGHT_REGISTERS = 8
-
-WIDE_LOSS = 0.0
-"""wgmma: share of time that two warpgroups lose by tiles of 256 activation rows whose sums carry, by as much
-less as rows exceed `PROMOTED_COLUMNS` by less: both move sums, and end tiles, at once."""
-
-MULTICAST_LOSS = 0.19
-"""wgmma: share of time that blocks of a cluster wait for each other while they share tiles of A."""
-
-PROMOTION_CYCLES = 100
-"""wgmma: waiting for products that must be scaled before a slab ends (latency, not fitted)."""
-
 RESTART_CYCLES = 600
 """wgmma: between slices of K that a block sums apart: last products, additions, first decoding (a guess)."""
 
-TENSOR_SHARE = 0.987
-"""wgmma: part of the peak of the tensor cores that they reach while nothing else delays them."""
-
-INGEST_BYTES = 64.0
-"""wgmma: bytes per clock that a multiprocessor takes in from L2 (convolutions on an H200: 62)."""
+TIGHT_REGISTERS = 8
+"""wgmma: how near the limit an estimate of registers costs ``TIGHT_LOSS``."""
 
 HALF_RATE_COLUMNS = 32
 """Below this many activation rows a wgmma takes as long as with this many."""
-
-BLOCK_SECONDS = 1.07e-06
-"""wgmma: set-up of a block: barriers, tensor map, first bytes."""
-
-OUTPUT_SECONDS = 1.85e-12
-"""wgmma: filling and draining a block, per output of its tile; a persistent kernel overlaps it."""
-
-CLUSTER_SECONDS = 5.2e-06
-"""wgmma, split K: launching a cluster and its two barriers."""
-
-DOUBLING_SECONDS = 0.0
-"""wgmma, split K: the same for each doubling of the blocks that share K."""
-
-EXCHANGE_SECONDS = 2.95e-10
-"""wgmma, split K: reading one partial sum of another block through distributed shared memory."""
-
-CUT_SECONDS, CUT_OUTPUT_SECONDS, PART_SECONDS = 3.0e-06, 2.0e-10, 2.0e-11
-"""wgmma, stream-K: handing over sums and taking in others, per output of a tile, and per other block of it.
-
-Read off 28 problems on an H200 (M = 64 to 4096) beside grids without shares; not fitted.
-"""
-
-RING_POWER = 0.0
-"""wgmma: how a block's work and the turns of its ring add up; 0: the longer of both."""
-
-DECODE_CYCLES = 1.0
-"""wgmma: issue slots per vector operation of a decode."""
-
-TILE_CYCLES, STAGE_CYCLES = 0.0, 0.0
-"""wgmma: latency of one row tile's slab, and of a stage, within a warpgroup: what others may hide."""
-
-STEP_CYCLES, FIRST_BYTE_SECONDS = 0.0, 0.0
-"""wgmma: what nothing hides: from one stage to the next, and until the first has come, per byte of it."""
-
-WORK_POWER = 2.0
-"""wgmma: how latency, issue slots and tensor cores add up, see `Work`."""
-
-EDGE_OVERLAP = 1.0
-"""wgmma: share of a block's start and end that other blocks of its multiprocessor hide as they do latency."""
-
-CROWDED = 0.8
-"""wgmma that decodes: by how much of a multiprocessor's room blocks lie closer than spread evenly."""
 
 CLUSTER_WAIT, NEARLY_FULL = 0.1, 0.88
 """wgmma: where clusters of more than two blocks take up more than this part of all places at once, some wait
 for the launch before: the share by which all take longer for each further block of a multiprocessor.
 """
 
-TURNOVER_SECONDS = 0.0
-"""wgmma: from one block to the next where a multiprocessor holds one; a persistent grid has no such ends."""
-
-FLOP_SECONDS = 0.0
-"""wgmma: time per operation, padding included, that nothing hides: the clock falls as cores draw power."""
-
 FITTED_PEAK = 989e12
-"""Operations per second of the H200's 16-bit cores, for which `FLOP_SECONDS` was fitted."""
-
-L2_KEPT = 1.0
-"""wgmma, stream-K by shares: part of L2 that holds operands which blocks use out of step."""
-
-L2_SHARE = 1.0
-"""wgmma: bandwidth of L2 over what `targets` states as sustained."""
+"""Operations per second of the H200's 16-bit cores, for which ``FLOP_SECONDS`` was fitted."""
 
 
 def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
@@ -179,12 +92,13 @@ def predict(gemm: Gemm, device: TileDevice, schedule: Schedule, m: int) -> Cost:
 @lru_cache(maxsize=256)
 def _constants(gemm: Gemm) -> Mapping[str, float]:
     """Return the constants of wgmma for a problem."""
-    own = (DECODED if decodes_to_floats(gemm) else DENSE) if lane_of(gemm.activation) == 16 else {}
-    if lane_of(gemm.activation) == 8 and is_timed_by_sixteens(gemm):
+    if lane_of(gemm.activation) == 16:
+        own = DECODED if decodes_to_floats(gemm) else DENSE
+    elif is_timed_by_sixteens(gemm):
         own = TO_FP8
-    elif takes_sixteens(gemm) and lane_of(gemm.activation) == 8:
-        own = FP8
-    return {name: float(own.get(name, globals()[name])) for name in {**DECODED, **TO_FP8, **FP8}}
+    else:
+        own = FP8 if takes_sixteens(gemm) else {}
+    return {**WGMMA, **own}
 
 
 def forget() -> None:
@@ -214,7 +128,7 @@ def _predict_gpu(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int) 
     dram = _dram_seconds(terms, device, schedule, moved, grid)
     l2 = _l2_seconds(device, schedule, traffic, grid)
     if schedule.pipeline == "mma":
-        memory = {"dram": dram, "l2": l2, "launch": LAUNCH_SECONDS}
+        memory = {"dram": dram, "l2": l2, "launch": WGMMA["LAUNCH_SECONDS"]}
         return predict_mma(gemm, device, schedule, m, grid, memory)
     overlap, l2 = terms.overlap, l2 / terms.l2_share
     work = terms.work.with_rows(min(m, schedule.tile_m)) if schedule.pipeline in SLICED else terms.work
@@ -306,15 +220,16 @@ def _loss(gemm: Gemm, schedule: GpuSchedule) -> float:
         return gemv_loss(gemm, schedule)
     if schedule.pipeline not in WARPGROUPS:
         return 1.0
+    own = _constants(gemm)
     return (
-        (1 + _constants(gemm)["MULTICAST_LOSS"] * (schedule.cluster > 1))
-        * (1 + TIGHT_LOSS * (schedule.pipeline == "wgmma" and is_tight(gemm, schedule)))
-        * (1 + _constants(gemm)["WIDE_LOSS"] * _width(gemm, schedule))
+        (1 + own["MULTICAST_LOSS"] * (schedule.cluster > 1))
+        * (1 + own["TIGHT_LOSS"] * (schedule.pipeline == "wgmma" and is_tight(gemm, schedule)))
+        * (1 + own["WIDE_LOSS"] * _width(gemm, schedule))
     )
 
 
 def _width(gemm: Gemm, schedule: GpuSchedule) -> float:
-    """Return what part of `WIDE_LOSS` two warpgroups lose, whose sums carry."""
+    """Return what part of ``WIDE_LOSS`` two warpgroups lose, whose sums carry."""
     if schedule.warps != 8 or not carries(gemm, schedule):
         return 0.0
     return (schedule.tile_m - PROMOTED_COLUMNS) / PROMOTED_COLUMNS
@@ -369,60 +284,55 @@ def _cut_seconds(own: Mapping[str, float], schedule: GpuSchedule, parts: int) ->
 
 def _wgmma_work(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Work:
     """Return the work of one block: stages of slabs, 128 bytes of K each, then the epilogue."""
-    core = device.core_for(gemm.activation, schedule.pipeline)
+    own, core = _constants(gemm), device.core_for(gemm.activation, schedule.pipeline)
     slab = SWIZZLE_ROW // operand_bytes(gemm)
     slabs = schedule.tile_k // slab
     # K that one turn of the loop takes from all slices
     turn = max(2, slabs) * slab * max(schedule.split_k, schedule.deal)
     count = -(-padded(gemm.k) // turn) * max(2, slabs) * slices_in_turn(schedule)
     row_tiles = schedule.tile_n // 16 // schedule.warps
-    decode = _constants(gemm)["DECODE_CYCLES"] * slab / 2 * decode_ops(gemm, schedule.placement)
-    issue = row_tiles * (_constants(gemm)["SLAB_CYCLES"] + decode)
+    decode = own["DECODE_CYCLES"] * slab / 2 * decode_ops(gemm, schedule.placement)
+    issue = row_tiles * (own["SLAB_CYCLES"] + decode)
     stall = 0.0
     if promotes(gemm, schedule):
         groups = max(1, slab // packed_group(gemm.group_size, gemm.k)) if gemm.scale else 1
         whole = row_tiles * schedule.tile_m == promoted_columns(schedule.tile_m)
         rarely = promotes_rarely(gemm) and (whole or carries(gemm, schedule))
         promotions = slab / FP8_INTERVAL if rarely else groups
-        issue += row_tiles * promotions * _constants(gemm)["PROMOTION_SLOTS"] * schedule.tile_m
-        stall = (groups - 1) * _constants(gemm)["PROMOTION_CYCLES"]
+        issue += row_tiles * promotions * own["PROMOTION_SLOTS"] * schedule.tile_m
+        stall = (groups - 1) * own["PROMOTION_CYCLES"]
     tokens = max(schedule.tile_m, HALF_RATE_COLUMNS)
-    tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * _constants(gemm)["TENSOR_SHARE"])
+    tensor = 2.0 * tokens * schedule.tile_n * slab / (core.ops_per_cycle * own["TENSOR_SHARE"])
     # Bytes of a slab enter a multiprocessor no faster than this, whatever the tensor cores could do.
-    tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / _constants(gemm)["INGEST_BYTES"])
-    stall += row_tiles * _constants(gemm)["TILE_CYCLES"] + _constants(gemm)["STAGE_CYCLES"] / slabs
+    tensor = max(tensor, stage_bytes(gemm, schedule) / slabs / own["INGEST_BYTES"])
+    stall += row_tiles * own["TILE_CYCLES"] + own["STAGE_CYCLES"] / slabs
     restarts = slices_in_turn(schedule) - 1
-    edge, hidden = _edge_seconds(gemm, schedule), _constants(gemm)["EDGE_OVERLAP"]
-    first = stage_bytes(gemm, schedule) * _constants(gemm)["FIRST_BYTE_SECONDS"]
-    edge, first = (0.0, 0.0) if schedule.persistent else (_constants(gemm)["BLOCK_SECONDS"] + edge, first)
-    steps = count / slabs * _constants(gemm)["STEP_CYCLES"] / device.clock
+    edge, hidden = _edge_seconds(own, schedule), own["EDGE_OVERLAP"]
+    first = stage_bytes(gemm, schedule) * own["FIRST_BYTE_SECONDS"]
+    edge, first = (0.0, 0.0) if schedule.persistent else (own["BLOCK_SECONDS"] + edge, first)
+    steps = count / slabs * own["STEP_CYCLES"] / device.clock
     warpgroups = schedule.warps // 4
     return Work(
         (count * stall + restarts * RESTART_CYCLES) / device.clock + hidden * edge,
         count * warpgroups * issue / device.clock,
         count * tensor / device.clock,
-        _constants(gemm)["WORK_POWER"],
-        count / slabs * _constants(gemm)["FILL_SECONDS"],
+        own["WORK_POWER"],
+        count / slabs * own["FILL_SECONDS"],
         schedule.stages,
         (1 - hidden) * edge + first + steps,
-        _constants(gemm)["RING_POWER"],
+        own["RING_POWER"],
     )
 
 
-def _edge_seconds(gemm: Gemm, schedule: GpuSchedule) -> float:
+def _edge_seconds(own: Mapping[str, float], schedule: GpuSchedule) -> float:
     """Return what a block's tile costs outside the K loop."""
     outputs = schedule.tile_m * schedule.tile_n
-    stored = outputs * _constants(gemm)["OUTPUT_SECONDS"]
+    stored = outputs * own["OUTPUT_SECONDS"]
     if schedule.split_k == 1:
         return stored
     others = outputs * (1 - 1 / schedule.split_k) * slices_in_turn(schedule)
-    doublings = log2(schedule.split_k) * _constants(gemm)["DOUBLING_SECONDS"]
-    return (
-        stored
-        + _constants(gemm)["CLUSTER_SECONDS"]
-        + doublings
-        + others * _constants(gemm)["EXCHANGE_SECONDS"]
-    )
+    doublings = log2(schedule.split_k) * own["DOUBLING_SECONDS"]
+    return stored + own["CLUSTER_SECONDS"] + doublings + others * own["EXCHANGE_SECONDS"]
 
 
 def _dram_seconds(terms: Terms, device: TileDevice, schedule: GpuSchedule, moved: int, grid: Grid) -> float:

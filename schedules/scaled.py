@@ -9,15 +9,7 @@ from itertools import product
 from typing import Any
 
 from ladder.ir.scaled import FORMATS, ScaledFormat, ScaledGemm
-from schedules.cost_model import (
-    BLOCK_SECONDS,
-    EXCHANGE_SECONDS,
-    FILL_SECONDS,
-    INGEST_BYTES,
-    LAUNCH_SECONDS,
-    MULTICAST_LOSS,
-    OVERLAP,
-)
+from schedules.cost_constants import WGMMA
 from schedules.schedule import Schedule, check, passes
 from targets import TileDevice
 from tile_types.errors import DeviceError
@@ -208,7 +200,7 @@ class ScaledCost:
 def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: int) -> ScaledCost:
     """Predict the time of a call, one of many in a CUDA graph whose weights come from DRAM.
 
-    The constants are wgmma's, fitted on an H200 (`schedules.cost_model`), with the device's own rates; a
+    The constants are wgmma's, fitted on an H200 (`schedules.cost_constants`), with the device's own rates; a
     cluster costs what it does gemv, whose blocks exchange as few sums. No block-scaled product was measured.
     """
     layers = {layer.name: layer for layer in device.layers}
@@ -226,19 +218,21 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     loaded = copied_bytes(form, schedule, m) * slabs
     flops = 2 * ROWS * schedule.tile_m * slabs * SLAB * 8 // form.format.bits
     tensor = flops * form.format.bits / 8 / (core.ops_per_cycle * core.sustained * device.clock)
-    stage = max(tensor, loaded / (INGEST_BYTES * device.clock)) / slabs
+    stage = max(tensor, loaded / (WGMMA["INGEST_BYTES"] * device.clock)) / slabs
     # A buffer is asked for again when it has been used: as `schedules.cost_model.Work`.
-    waiting = max(stage, (FILL_SECONDS + stage) / (schedule.stages * min(resident, per_unit)))
-    units = per_unit * (waiting * slabs + BLOCK_SECONDS / min(resident, per_unit))
-    units *= 1 + MULTICAST_LOSS * schedule.pair  # blocks that wait for each other, as those that share x do
+    waiting = max(stage, (WGMMA["FILL_SECONDS"] + stage) / (schedule.stages * min(resident, per_unit)))
+    units = per_unit * (waiting * slabs + WGMMA["BLOCK_SECONDS"] / min(resident, per_unit))
+    # Blocks of a pair wait for each other, as those that share x do.
+    units *= 1 + WGMMA["MULTICAST_LOSS"] * schedule.pair
     exchange = 0.0
     if schedule.split_k > 1:
         received = (schedule.split_k - 1) * (schedule.tile_m // schedule.split_k)
-        exchange = CLUSTER_CYCLES / device.clock + EXCHANGE_SECONDS * received
+        exchange = CLUSTER_CYCLES / device.clock + WGMMA["EXCHANGE_SECONDS"] * received
     dram, l2 = moved / rate["dram"], blocks * loaded / rate["l2"]
-    parts = {"launch": LAUNCH_SECONDS, "dram": dram, "l2": l2, "units": units, "exchange": exchange}
-    busy = (units**OVERLAP + dram**OVERLAP + l2**OVERLAP) ** (1 / OVERLAP)
-    return ScaledCost(LAUNCH_SECONDS + exchange + busy, tuple(parts.items()))
+    launch, overlap = WGMMA["LAUNCH_SECONDS"], WGMMA["OVERLAP"]
+    parts = {"launch": launch, "dram": dram, "l2": l2, "units": units, "exchange": exchange}
+    busy = (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap)
+    return ScaledCost(launch + exchange + busy, tuple(parts.items()))
 
 
 @lru_cache(maxsize=4096)
