@@ -23,8 +23,6 @@ from ladder.runtime import compile as compiling
 from ladder.runtime.build import Job, all_built
 from ladder.runtime.model import build
 from ladder.simulate import simulate_launch
-from ladder.simulate.operator import FAMILIES
-from targets import get_device
 
 NARROW = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
@@ -82,13 +80,13 @@ class EmulatedGpu:
 
     def load_entry(self, kernel: Kernel, family: str) -> Callable[..., None]:
         """Return what launches a kernel; raises AssertionError for what the emulator finds."""
-        device = get_device(self.target)
 
         def launch(*given: Any) -> None:
             arguments = [value if isinstance(value, int) else _array(value) for value in given]
             written = [at for at, value in enumerate(arguments) if not isinstance(value, int)]
-            calls = FAMILIES[device.kind](device.arch)
-            result = simulate_launch(kernel.function, arguments, outputs=written, calls=calls, stage="code")
+            result = simulate_launch(
+                kernel.function, arguments, target=self.target, outputs=written, stage="code"
+            )
             self.launches += 1
             assert not result.findings, result.report()
 

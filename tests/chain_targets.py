@@ -15,7 +15,6 @@ from ladder.runtime.build import find_or_build, load_entry
 from ladder.runtime.compile import target_of
 from ladder.runtime.model.chains import chain_job
 from ladder.simulate import simulate_launch
-from ladder.simulate.operator import FAMILIES
 from targets import get_device
 
 TARGETS = ("cpu", "cuda/sm_90a", "rocm/gfx942")
@@ -51,7 +50,7 @@ def _simulated(graph: Graph, arguments: Sequence[torch.Tensor], target: str) -> 
         emit_chain(graph, device, "chain"),
         [*inputs, *results],
         outputs=places,
-        calls=FAMILIES[device.kind](device.arch),
+        target=device,
     )
     assert not found.findings, found.report()
     return [

@@ -75,8 +75,7 @@ class Calls:
     """Meanings of calls, by operator: return a value, have an effect, or may wait.
 
     Each entry makes a closure from the translator and a `CallView`. ``lanes`` is the width of a warp,
-    ``banks`` are those of shared memory; ``named`` gives a call the name under which the tables have it;
-    ``target`` names a device that kernels with these calls are compiled for.
+    ``banks`` are those of shared memory; ``named`` gives a call the name under which the tables have it.
     """
 
     # The first argument is the `Translator`, which this module does not know.
@@ -87,7 +86,6 @@ class Calls:
     lanes: int = LANES
     banks: Banks = field(default_factory=Banks)
     named: Callable[[Any, CallView], CallView] = lambda translator, call: call
-    target: str = "cuda/sm_90a"
 
 
 class HostPlace:

@@ -10,9 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from ladder.simulate.findings import Finding
-from ladder.simulate.launch import SimulationResult, simulate_launch
-from ladder.simulate.operator import FAMILIES
-from tile_types.errors import DeviceError
+from ladder.simulate.launch import SimulationResult, calls_of, simulate_launch
 from tile_types.quantized import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -62,10 +60,8 @@ def simulate_fused(
     from ladder.lower.blocks import emitter_for
     from ladder.runtime.fused import constants_of
 
-    if device.kind not in FAMILIES:
-        raise DeviceError(f"the simulator executes kernels of GPUs, not those of {device.name}")
+    calls_of(device)
     emit = emitter_for(device)
-    calls = FAMILIES[device.kind](device.arch)
     graph = lowering.graph
     values = {
         node.name: _arrays(lowering, device, number, given)
@@ -81,7 +77,7 @@ def simulate_fused(
                 emit(node.body, device, plan, "simulated", constants_of(node, lowering.constants)),
                 [array.reshape(-1) for array in arrays],
                 outputs=tuple(range(-len(results), 0)),
-                calls=calls,
+                target=device,
                 **options,
             )
         )

@@ -22,8 +22,8 @@ from ladder.simulate.order import Agents
 from ladder.simulate.program import flatten
 from ladder.simulate.translate import Calls, Translator
 from ladder.simulate.values import Array
-from targets import get_device
-from tile_types.errors import unknown_name
+from targets import TileDevice, get_device
+from tile_types.errors import DeviceError, unknown_name
 
 BATCH_WARPS = 96
 """Warps that are simulated together: enough to share numpy's cost per statement, few enough for memory."""
@@ -35,6 +35,25 @@ STAGES = {
     "code": "machine code, of AMD GPUs of the GFX9 generation only",
 }
 """Stages of a kernel that can be executed."""
+
+
+def calls_of(device: TileDevice) -> Calls:
+    """Return the semantics of what kernels for a device call.
+
+    Raises DeviceError if it is no GPU.
+    """
+    if device.kind == "cuda":
+        from ladder.simulate.nvidia import CALLS
+
+        return CALLS
+    if device.kind == "rocm":
+        from ladder.simulate.amd import calls_for
+
+        return calls_for(device.arch)
+    raise DeviceError(
+        f"the simulator executes kernels of NVIDIA and AMD GPUs, not those of {device.name};"
+        " name one as the target, e.g. target='cuda/sm_90a'"
+    )
 
 
 @dataclass(frozen=True)
@@ -95,12 +114,12 @@ def simulate_launch(
     function: Any,
     arrays: Sequence[Array | int],
     *,
+    target: str | TileDevice = "cuda/sm_90a",
     outputs: Sequence[int] = (-1,),
     order: str = "together",
     seed: int = 0,
     blocks: int | None = None,
     names: Sequence[str] = (),
-    calls: Calls | None = None,
     stage: str = "emitted",
 ) -> SimulationResult:
     """Execute a whole kernel launch on the CPU, all threads, and check everything that it does.
@@ -108,42 +127,42 @@ def simulate_launch(
     function: A TIRx PrimFunc as the emitters build it, or as `ladder.lower.passes.as_it_runs` leaves it.
     arrays: C-contiguous numpy arrays (ml_dtypes for narrow floats) in the function's argument order, numbers
         for integer arguments. Outputs are overwritten.
+    target: The GPU that the function was emitted for.
     outputs: Positions of the arrays that the kernel writes.
     order: Order of warps, one of `ladder.simulate.machine.ORDERS`.
     seed: Of the order ``"random"``.
     blocks: Simulate only about so many blocks, spread over the grid (whole clusters); all by default, and
         where blocks of different clusters wait for each other.
     names: How findings and traffic call the arrays.
-    calls: Semantics of a machine family's calls; NVIDIA's by default.
     stage: What is executed, one of `STAGES`; ``order``, ``seed`` and ``blocks`` do not apply to machine code.
+    Raises DeviceError if the target is no GPU.
     Raises UnknownCallError if the kernel calls something that the simulator has no semantics for; names it.
     Raises SimulationError if the arrays do not fit the function's arguments.
     """
     for what, name, known in (("order of warps", order, ORDERS), ("stage of a kernel", stage, STAGES)):
         if name not in known:
             raise unknown_name(what, name, known)
-    if calls is None:
-        from ladder.simulate.nvidia import CALLS as calls
-    assert calls is not None
+    device = get_device(target)
+    calls = calls_of(device)
     called = names or [f"argument {index}" for index in range(len(arrays))]
     named = zip(called, arrays, strict=True)
     tensors = [array if isinstance(array, int) else Tensor(name, array) for name, array in named]
     if stage == "code":
-        return _on_code(function, arrays, outputs, calls)
+        return _on_code(function, device, arrays, outputs)
     kernels: Mapping[str, Any] = {}
     if stage == "passed":
-        function, kernels = as_generated(function, get_device(calls.target).tvm_target)
+        function, kernels = as_generated(function, device.tvm_target)
     run = _LaunchRun(function, tensors, tuple(outputs), calls, kernels)
     return run.execute(order, seed, blocks)
 
 
 def _on_code(
-    function: Any, arrays: Sequence[Array | int], outputs: Sequence[int], calls: Calls
+    function: Any, device: TileDevice, arrays: Sequence[Array | int], outputs: Sequence[int]
 ) -> SimulationResult:
     """Compile a function and execute the machine code."""
     from ladder.simulate.gcn.host import execute
 
-    reports = execute(function, get_device(calls.target), arrays)
+    reports = execute(function, device, arrays)
     found = tuple(finding for report in reports for finding in report.findings)
     chosen = [arrays[i] for i in outputs]
     counts = sum((report.counts for report in reports), Counter[str]())

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,7 @@ import numpy as np
 from ladder.ir.rounding import BOUNDS, largest_error
 from ladder.lower.gpu.arguments import tir_name
 from ladder.simulate.findings import Finding
-from ladder.simulate.launch import SimulationResult, simulate_launch
-from ladder.simulate.translate import Calls
+from ladder.simulate.launch import SimulationResult, calls_of, simulate_launch
 from ladder.simulate.values import NUMPY, Array
 from targets import TileDevice
 from tile_types.arrays import torch_dtype
@@ -69,22 +68,6 @@ def _mean_square(weights: Array) -> float:
     total = float(weights.sum()) or 1.0
     share = float((weights**2).sum()) / total**2
     return min(1.0, (2 * USUAL_ROUNDING) ** 2 + math.sqrt(-math.log(UNLIKELY) * share / 2))
-
-
-def _nvidia(arch: str) -> Calls:
-    from ladder.simulate.nvidia import CALLS
-
-    return CALLS
-
-
-def _amd(arch: str) -> Calls:
-    from ladder.simulate.amd import calls_for
-
-    return calls_for(arch)
-
-
-FAMILIES: Mapping[str, Callable[[str], Calls]] = {"cuda": _nvidia, "rocm": _amd}
-"""TVM target kind -> the semantics of what kernels for an architecture call."""
 
 
 def simulate(
@@ -183,8 +166,7 @@ def simulate_scaled(
     with tvm_lock():
         emit = resolve(SCALED, "target kind", lowered.device.kind)
         function = emit(form, lowered.device, lowered.schedule(operand.shape[0]), "simulated")
-    calls = FAMILIES[lowered.device.kind](lowered.device.arch)
-    result = simulate_launch(function, arrays, names=names, calls=calls, **options)
+    result = simulate_launch(function, arrays, names=names, target=lowered.device, **options)
     if expected is None:
         return result
     exact = np.asarray(expected, np.float64).reshape(result.y.shape)
@@ -197,11 +179,7 @@ class _Entry:
     def __init__(self, lowered: Lowered, options: dict[str, Any]) -> None:
         self.lowered, self.options = lowered, options
         self.gemm, self.device = lowered.request.gemm, lowered.request.target
-        if self.device.kind not in FAMILIES:
-            raise DeviceError(
-                f"the simulator executes kernels of NVIDIA and AMD GPUs, not those of {self.device.name};"
-                " make the operator for one, e.g. target='cuda/sm_90a'"
-            )
+        calls_of(self.device)
         self.result: SimulationResult | None = None
         self.m = 0
         self.names: tuple[str, ...] = ("x", "y")
@@ -293,8 +271,9 @@ class _Entry:
     def __call__(self, *tensors: Any) -> None:
         """Simulate one launch; the last tensor is y."""
         arrays = [numpy_of(t) for t in tensors]
-        calls = FAMILIES[self.device.kind](self.device.arch)
-        self.result = simulate_launch(self._function(), arrays, names=self.names, calls=calls, **self.options)
+        self.result = simulate_launch(
+            self._function(), arrays, target=self.device, names=self.names, **self.options
+        )
 
     def _function(self) -> Any:
         from ladder.lower.build import emit
@@ -384,7 +363,7 @@ def simulate_tokens(
     scale = np.full(expected_scale.shape, np.nan, np.float32)
     result = simulate_launch(
         function, [x, codes, scale], outputs=(1, 2), names=("x", *OUTPUTS),
-        calls=FAMILIES[device.kind](device.arch), order=order,
+        target=device, order=order,
     )  # fmt: skip
     findings = list(result.findings)
     for name, found, exact in zip(OUTPUTS, (codes, scale), (expected, expected_scale), strict=True):

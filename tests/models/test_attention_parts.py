@@ -29,7 +29,6 @@ from ladder.rewrite import simplify
 from ladder.runtime.model.attention import attention_call, library_attention, node_of
 from ladder.runtime.operator import attend
 from ladder.simulate import simulate_launch
-from ladder.simulate.amd import calls_for
 from schedules.attention import AnySchedule
 from targets import TileDevice, get_device
 
@@ -98,11 +97,10 @@ def simulated_kernel(
     form: Attention, schedule: AnySchedule, device: TileDevice = DEVICE
 ) -> Callable[..., None]:
     function = resolve(ATTENTION, "target kind", device.kind)(form, device, schedule, "simulated")
-    calls = calls_for(device.arch) if device.kind == "rocm" else None
 
     def entry(*values: Any) -> None:
         arrays = [value if isinstance(value, int) else value.numpy() for value in values]
-        result = simulate_launch(function, arrays, calls=calls)
+        result = simulate_launch(function, arrays, target=device)
         assert not result.findings, result.report()
 
     return entry

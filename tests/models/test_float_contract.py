@@ -17,7 +17,6 @@ import ladder
 from ladder.ir.build import GraphBuilder
 from ladder.lower.chain import emit_chain
 from ladder.simulate import simulate_launch
-from ladder.simulate.operator import FAMILIES
 from targets import get_device
 
 NAN, INF = math.nan, math.inf
@@ -304,8 +303,7 @@ def test_integers_wrap_around_on_gpus(target: str) -> None:
     low, high = -(2**31), 2**31 - 1
     operands = [np.array(row * 16, np.int32) for row in ([low, high, 5, -7], [1, high, low, high])]
     results = [np.zeros(64, np.dtype(bool if at == 3 else np.int32)) for at in range(6)]
-    calls = FAMILIES[get_device(target).kind](get_device(target).arch)
-    simulate_launch(function, [*operands, *results], outputs=tuple(range(2, 8)), calls=calls)
+    simulate_launch(function, [*operands, *results], target=target, outputs=tuple(range(2, 8)))
     with np.errstate(over="ignore"):
         a, b = operands
         wanted = [a + b, a - b, a * b, a - b < a, -a, np.abs(b)]

@@ -19,7 +19,6 @@ from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import Mapping, mappings
 from ladder.partition import partition
 from ladder.simulate import SimulationResult, simulate_launch
-from ladder.simulate.operator import FAMILIES
 from targets import get_device
 
 NUMPY = {"float32": np.float32, "float16": np.float16}
@@ -191,8 +190,7 @@ def test_simulated_on_amd(case: str, target: str) -> None:
 
 def simulated(function: Any, target: str, arrays: Sequence[Any], outputs: Sequence[int]) -> SimulationResult:
     """Execute a kernel for a target."""
-    device = get_device(target)
-    return simulate_launch(function, arrays, outputs=outputs, calls=FAMILIES[device.kind](device.arch))
+    return simulate_launch(function, arrays, target=target, outputs=outputs)
 
 
 def check(graph: Graph, dtype: type, mapping: Mapping | None = None, device: str = "cuda/sm_90a") -> None:

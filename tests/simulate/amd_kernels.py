@@ -11,7 +11,6 @@ from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import builder as b
 from ladder.simulate import SimulationResult, simulate_launch
-from ladder.simulate.amd import calls_for
 
 WAVE = 64
 
@@ -38,7 +37,7 @@ def compute(arch: str, value: Callable[[Any], Any], dtype: str = "int32") -> np.
         lane = launch("threadIdx.x", WAVE)
         b.store(y, value(lane), lane)
     out = np.zeros(WAVE, dtype)
-    found = simulate_launch(result.func, [out], calls=calls_for(arch))
+    found = simulate_launch(result.func, [out], target=arch)
     assert not found.findings, found.report()
     return out
 
@@ -53,4 +52,4 @@ def run(
         thread = launch("threadIdx.x", threads)
         shared = I.alloc_buffer((size,), "uint32", scope="shared")
         body(thread, shared, y)
-    return simulate_launch(result.func, [np.zeros(threads, np.uint32)], calls=calls_for(arch), **options)
+    return simulate_launch(result.func, [np.zeros(threads, np.uint32)], target=arch, **options)

@@ -12,7 +12,6 @@ import numpy as np
 from ladder.ir.attention import AXES, CODES, Attention
 from ladder.lower.build import ATTENTION, resolve
 from ladder.simulate import SimulationResult, simulate_launch
-from ladder.simulate.amd import calls_for
 from schedules.attention import AnySchedule
 from targets import get_device
 
@@ -111,8 +110,7 @@ def simulate(
         order = np.argsort(array.strides, kind="stable")[::-1]
         arrays[name] = array.transpose(order).reshape(-1)
     values = [*(numbers[name] for name in form.numbers()), *arrays.values()]
-    calls = calls_for(device.arch) if device.kind == "rocm" else None
-    found = simulate_launch(function, values, calls=calls, **options)
+    found = simulate_launch(function, values, target=device, **options)
     got = arrays["out"].astype(np.float64)
     if token_major:
         got = got.reshape(batch, tokens, form.heads, form.size).transpose(0, 2, 1, 3)

@@ -20,7 +20,6 @@ from ladder.ir import GraphBuilder
 from ladder.lower.blocks import BlockSchedule
 from ladder.lower.blocks.kernel import emit
 from ladder.simulate import SimulationResult, simulate_launch
-from ladder.simulate.operator import FAMILIES
 from targets import get_device
 
 __all__ = [
@@ -70,7 +69,7 @@ def run(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[Simulation
     """Simulate a kernel; return what was found and the relative error against float64."""
     device, constants = get_device(options.pop("arch", "sm_90a")), options.pop("constants", ())
     function = emit(case.block, device, schedule, "simulated", constants)
-    options.setdefault("calls", FAMILIES[device.kind](device.arch))
+    options["target"] = device
     generator = np.random.default_rng(0)
     arrays = [
         (generator.standard_normal(node.tile.known_shape) * 0.5).astype(_numpy(node.tile.ttype.name))
@@ -104,7 +103,7 @@ def run_quantized(case: Case, schedule: BlockSchedule, **options: Any) -> tuple[
 
     device, constants = get_device(options.pop("arch", "sm_90a")), options.pop("constants", ())
     function = emit(case.block, device, schedule, "simulated", constants)
-    options.setdefault("calls", FAMILIES[device.kind](device.arch))
+    options["target"] = device
     generator = torch.Generator().manual_seed(0)
     arrays, meant = [], []
     for node in case.graph.inputs:

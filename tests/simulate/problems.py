@@ -11,7 +11,6 @@ from gemm_cases import BOUNDS, NUMPY, Problem, gemm, gemv, mma
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.simulate import SimulationResult, simulate_launch
-from ladder.simulate.operator import FAMILIES
 from schedules.schedule import GpuSchedule
 from targets import get_device
 
@@ -46,13 +45,12 @@ class SimulatedKernel:
     """A kernel to call with arrays: whatever the simulator finds is an error."""
 
     def __init__(self, function: Any, outputs: tuple[int, ...] = (-1,), target: str = "cuda/sm_90a") -> None:
-        device = get_device(target)
-        self.function, self.outputs, self.calls = function, outputs, FAMILIES[device.kind](device.arch)
+        self.function, self.outputs, self.target = function, outputs, target
 
     def __call__(self, *arrays: Any, eager: bool = False, reverse: bool = False) -> None:
         """Run the whole grid; outputs that no thread stores are the caller's matter."""
         order = "last warps first" if reverse else "together"
-        result = simulate_launch(self.function, arrays, outputs=self.outputs, order=order, calls=self.calls)
+        result = simulate_launch(self.function, arrays, target=self.target, outputs=self.outputs, order=order)
         found = [str(finding) for finding in result.findings if finding.kind != "unwritten"]
         assert not found, found[:5]
 
@@ -64,10 +62,8 @@ def run(
 
     The error is relative to the sums before an activation.
     """
-    device = get_device(target)
     operands = problem_of(problem, m, target)
     y = np.full((m, problem.n), np.nan, NUMPY[problem.output])
-    calls = FAMILIES[device.kind](device.arch)
-    result = simulate_launch(function, [*operands.arrays, y], calls=calls, **options)
+    result = simulate_launch(function, [*operands.arrays, y], target=target, **options)
     difference = y.astype(np.float64) - operands.expected
     return result, float(np.linalg.norm(difference)) / operands.size

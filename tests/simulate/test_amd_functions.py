@@ -13,7 +13,6 @@ import pytest
 from ladder.ir import GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.simulate import simulate_launch
-from ladder.simulate.operator import FAMILIES
 from targets import get_device
 
 VALUES = (
@@ -52,8 +51,7 @@ def check(target: str, ttype: str, operators: Sequence[str], *operands: np.ndarr
     results = [np.full(operands[0].shape, 77).astype(kind) for kind in kinds]
     places = tuple(range(len(operands), len(operands) + len(results)))
     found = simulate_launch(
-        emit_chain(graph, device, "chain"), [*operands, *results], outputs=places,
-        calls=FAMILIES[device.kind](device.arch), stage="code",
+        emit_chain(graph, device, "chain"), [*operands, *results], target=device, outputs=places, stage="code"
     )  # fmt: skip
     assert not found.findings, found.report()
     exact: Any = evaluate(graph, list(operands))
@@ -90,8 +88,7 @@ def test_angles_of_every_exponent() -> None:
     value = g.input("x", "float32", x.shape)
     graph, device = g.finish(g.add("sin", value), g.add("cos", value)), get_device("rocm/gfx942")
     results = [np.full_like(x, 77) for _ in graph.outputs]
-    calls = FAMILIES[device.kind](device.arch)
-    found = simulate_launch(emit_chain(graph, device, "chain"), [x, *results], outputs=(1, 2), calls=calls)
+    found = simulate_launch(emit_chain(graph, device, "chain"), [x, *results], target=device, outputs=(1, 2))
     assert not found.findings, found.report()
     for function, got in zip((math.sin, math.cos), results, strict=True):
         want = np.vectorize(function)(x.astype(np.float64))

@@ -12,7 +12,6 @@ from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import builder as b
 from ladder.simulate import SimulationResult, simulate_launch
-from ladder.simulate.amd import calls_for
 from ladder.simulate.machine import ORDERS
 
 SYNC = "shared"
@@ -166,7 +165,7 @@ def _simulated(function: Any, **options: Any) -> tuple[SimulationResult, float]:
     random = np.random.default_rng(0)
     x, w = (random.standard_normal((rows, 96)).astype(np.float16) for rows in (64, 16))
     y = np.zeros((64, 16), np.float32)
-    result = simulate_launch(function, [x, w, y], calls=calls_for("gfx942"), **options)
+    result = simulate_launch(function, [x, w, y], target="gfx942", **options)
     exact = x.astype(np.float64) @ w.astype(np.float64).T
     return result, float(np.linalg.norm(y - exact) / np.linalg.norm(exact))
 

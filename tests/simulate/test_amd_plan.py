@@ -20,7 +20,6 @@ from ladder.partition import partition
 from ladder.partition.subgraphs import Subgraph
 from ladder.rewrite import simplify
 from ladder.simulate import simulate_launch
-from ladder.simulate.amd import calls_for
 from targets import TileDevice, get_device
 
 TOKENS, WIDTH, HEADS, HIDDEN = 12, 64, 4, 96
@@ -62,9 +61,7 @@ def simulated(part: Subgraph, arrays: list[Any], device: TileDevice) -> list[Any
     results = [np.full(tile.known_shape, np.nan, np.dtype(tile.ttype.name)) for tile in tiles]
     places = range(len(arrays), len(arrays) + len(results))
     function = emit_chain(part.graph, device, "chain")
-    found = simulate_launch(
-        function, [*arrays, *results], outputs=tuple(places), calls=calls_for(device.arch)
-    )
+    found = simulate_launch(function, [*arrays, *results], target=device, outputs=tuple(places))
     assert not found.findings, found.report()
     assert not found.bank_conflicts
     return results

@@ -19,7 +19,6 @@ from ladder.lower.rocm.scaled import emit
 from ladder.lower.rocm.toolchain import resources_of
 from ladder.runtime.scaled import arguments
 from ladder.simulate import simulate_launch
-from ladder.simulate.amd import calls_for
 from ladder.simulate.operator import numpy_of
 from schedules.scaled_choice import choose
 from schedules.wave_scaled import LAYOUTS, WaveScaledSchedule, core_for, predict, schedules
@@ -61,7 +60,7 @@ def run(
     function = change(emit(form, GPU, schedule, "scaled"))
     if options.get("stage") != "code":
         options["order"] = order
-    result = simulate_launch(function, arrays, calls=calls_for("gfx950"), **options)
+    result = simulate_launch(function, arrays, target=GPU, **options)
     exact = x.exact @ w.exact.T + (0 if bias is None else bias.double().numpy())
     return result, error_of(arrays[-1].astype(np.float64), exact)
 
@@ -125,9 +124,7 @@ def test_infinite_codes_stay_infinite_where_k_ends_within_a_span() -> None:
     x.operand.codes[1, 39], w.operand.codes[:, 39] = 0x7C, 0x38
     y = torch.zeros(3, 16)
     arrays = [numpy_of(a) for a in arguments(x.operand, w.operand, None, y)]
-    result = simulate_launch(
-        emit(form, GPU, Schedule(1, 1, 4, 2), "scaled"), arrays, calls=calls_for("gfx950")
-    )
+    result = simulate_launch(emit(form, GPU, Schedule(1, 1, 4, 2), "scaled"), arrays, target=GPU)
     assert not result.findings, result.report()
     assert np.isposinf(arrays[-1][1]).all()
     assert np.isfinite(arrays[-1][[0, 2]]).all()

@@ -32,7 +32,6 @@ from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
 from ladder.runtime.tokens import quantize_tokens
 from ladder.simulate import operator, simulate_launch
-from ladder.simulate.amd import calls_for
 from ladder.simulate.gcn.listing import GcnError
 from schedules.legal import is_legal
 from schedules.policy import rank
@@ -189,9 +188,7 @@ def test_ties_of_quantizers_go_to_even_of_the_rounded_product() -> None:
     function = emit_quantizer(
         Quantization("float32", "int8", threads=64, chunks=1), get_device("rocm/gfx942"), "k"
     )
-    result = simulate_launch(
-        function, [x, codes, scale], outputs=(1, 2), calls=calls_for("gfx942"), stage="code"
-    )
+    result = simulate_launch(function, [x, codes, scale], target="gfx942", outputs=(1, 2), stage="code")
     assert not result.findings, result.report()
     expected, expected_scale = quantize_tokens(torch.from_numpy(x), "int8")
     np.testing.assert_array_equal(scale, expected_scale.numpy())
@@ -209,7 +206,7 @@ def test_products_are_rounded_before_sums_take_them(uniform: bool) -> None:
     given = np.random.default_rng(0).uniform(1, 2, (3, 64)).astype(np.float32)
     given[2] = -(given[0] * given[1])
     found = np.full(64, np.nan, np.float32)
-    result = simulate_launch(kernel.func, [given, found], calls=calls_for("gfx942"), stage="code")
+    result = simulate_launch(kernel.func, [given, found], target="gfx942", stage="code")
     assert not result.findings, result.report()
     assert not found.any()
 

@@ -21,7 +21,6 @@ from ladder.partition.rows import row_axes
 from ladder.runtime.build import find_or_build, load_entry
 from ladder.runtime.model.chains import chain_job
 from ladder.simulate import simulate_launch
-from ladder.simulate.amd import calls_for
 from targets import get_device, host_cpu
 from tile_types.errors import ScheduleError
 
@@ -129,8 +128,8 @@ def test_open_chain_as_machine_code(arch: str, seed: int) -> None:
     graph = drawn.chain()
     assert row_axes(graph, graph.outputs) is not None
     for sizes in SIZES[::3]:
-        calls = calls_for(arch)
-        check(graph, emit_chain(graph, device, "chain"), sizes, drawn.ttype, seed, calls=calls, stage="code")
+        function = emit_chain(graph, device, "chain")
+        check(graph, function, sizes, drawn.ttype, seed, target=device, stage="code")
 
 
 def check(

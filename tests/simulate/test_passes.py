@@ -20,7 +20,6 @@ from ladder.lower.passes import as_it_runs
 from ladder.movement.choose import machine_of, ranked
 from ladder.partition.rows import row_axes
 from ladder.simulate import simulate_launch
-from ladder.simulate.operator import FAMILIES
 from targets import TileDevice, get_device
 from tile_types.errors import ScheduleError
 
@@ -99,7 +98,7 @@ def test_random_chains_of_gpus(seed: int) -> None:
         as_it_runs(function, device.tvm_target),
         [*inputs, *outputs],
         outputs=places,
-        calls=FAMILIES[device.kind](device.arch),
+        target=device,
     )
     assert not result.findings, result.report()
     for got, want in zip(outputs, exact, strict=True):

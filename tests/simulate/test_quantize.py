@@ -14,7 +14,7 @@ from ladder.lower.build import emit_quantizer
 from ladder.lower.gpu.quantize import Quantization, tiled
 from ladder.simulate import simulate_launch
 from ladder.simulate.machine import ORDERS
-from ladder.simulate.operator import FAMILIES, simulate_tokens
+from ladder.simulate.operator import simulate_tokens
 from targets import get_device
 from tile_types.errors import ConversionError, DTypeError, ScheduleError
 
@@ -116,8 +116,7 @@ def test_the_barrier_matters(target: str, barrier: str) -> None:
     device, (plan, k) = get_device(target), CASES["rows longer than the registers"]
     plan = replace(plan, threads=2 * device.warp)
     function = rewrite(emit_quantizer(plan, device, "simulated"), remove(barrier, 0))
-    calls = FAMILIES[device.kind](device.arch)
-    assert "race" in simulate_launch(function, _row(plan, k), outputs=(1, 2), calls=calls).kinds()
+    assert "race" in simulate_launch(function, _row(plan, k), target=device, outputs=(1, 2)).kinds()
 
 
 def _beyond(e: Any) -> Any:
@@ -136,8 +135,7 @@ def test_mutants_of_amd_kernels_are_caught(change: Any, kind: str) -> None:
     function = emit_quantizer(plan, device, "simulated")
     mutant = rewrite(function, change())
     assert mutant.script() != function.script()
-    calls = FAMILIES[device.kind](device.arch)
-    assert kind in simulate_launch(mutant, _row(plan, 64), outputs=(1, 2), calls=calls).kinds()
+    assert kind in simulate_launch(mutant, _row(plan, 64), target=device, outputs=(1, 2)).kinds()
 
 
 def test_stores_beyond_the_row() -> None:

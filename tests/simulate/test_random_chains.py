@@ -16,7 +16,6 @@ from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import Mapping
 from ladder.partition.rows import row_axes
 from ladder.simulate import simulate_launch
-from ladder.simulate.operator import FAMILIES
 from targets import get_device
 from tile_types.errors import ScheduleError
 
@@ -221,8 +220,7 @@ def require_right_when_simulated(
     outputs = [np.full(tile.known_shape or 1, np.nan, DTYPES[tile.ttype.name]) for tile in tiles]
     function = emit_chain(graph, device, "chain", mapping)
     places = tuple(range(len(inputs), len(inputs) + len(outputs)))
-    calls = FAMILIES[device.kind](device.arch)
-    result = simulate_launch(function, [*inputs, *outputs], outputs=places, calls=calls)
+    result = simulate_launch(function, [*inputs, *outputs], target=device, outputs=places)
     assert not result.findings, result.report()
     for got, want in zip(outputs, exact, strict=True):
         most = bound * max(1.0, float(np.abs(want).max()))

@@ -24,7 +24,6 @@ from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.lower.cuda.scaled import SCALES_HIGH, emit, instruction_descriptor
 from ladder.runtime.scaled import ScaledOperand, arguments, operand_of, quantize_rows
 from ladder.simulate import simulate_launch
-from ladder.simulate.nvidia import CALLS
 from schedules.scaled import (
     ScaledSchedule,
     is_legal,
@@ -92,7 +91,7 @@ def launch(
     """Simulate a kernel on a poisoned result."""
     y = torch.full((x.shape[0], form.n), float("nan"))
     arrays = [array.numpy() for array in arguments(x, w, bias, y)]
-    return simulate_launch(function, arrays, calls=CALLS, **options), arrays[-1]
+    return simulate_launch(function, arrays, target=B200, **options), arrays[-1]
 
 
 def error_of(y: np.ndarray, exact: np.ndarray) -> float:

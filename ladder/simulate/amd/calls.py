@@ -105,7 +105,6 @@ def calls_for(arch: str) -> Calls:
         lanes=core.lanes,
         banks=RDNA_LDS if halves else LDS,
         named=_named,
-        target=f"rocm/{arch}",
     )
 
 
