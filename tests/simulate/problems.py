@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from gemm_cases import BOUNDS, NUMPY, Problem, gemm, gemv, mma
+from rewriting import rewrite
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
@@ -67,3 +68,27 @@ def run(
     result = simulate_launch(function, [*operands.arrays, y], target=target, **options)
     difference = y.astype(np.float64) - operands.expected
     return result, float(np.linalg.norm(difference)) / operands.size
+
+
+def require_right(function: Any, problem: Gemm, *given: Any, **options: Any) -> SimulationResult:
+    """Simulate a kernel as `run`: nothing is found, and the error is one that it may have."""
+    result, error = run(function, problem, *given, **options)
+    assert not result.findings, result.report()
+    assert error <= bound_of(problem), f"error {error:.1e}"
+    return result
+
+
+def require_caught(mutant: Any, kernel: Any, problem: Gemm, m: int, target: str = "cuda/sm_90a") -> None:
+    """Simulate a changed kernel: what is wrong with it has the kind and the words that a mutant names.
+
+    mutant: Has ``change``, which returns a change of statements, ``kind`` and ``words``.
+    """
+    changed = rewrite(kernel, mutant.change())
+    same = bool(changed.script() == kernel.script())
+    assert not same, "the mutation changed nothing"
+    result, error = run(changed, problem, m, target)
+    if mutant.kind == "wrong values":
+        assert not error <= bound_of(problem)
+        return
+    named = [str(f) for f in result.findings if f.kind == mutant.kind and mutant.words in str(f)]
+    assert named, f"expected {mutant.kind} ({mutant.words}), got error {error:.1e} and\n{result.report()}"

@@ -117,6 +117,26 @@ def remove(name: str, *which: int) -> Once:
     return Once(lambda s: called(s) == name, lambda s: NOTHING, *which)
 
 
+def of_one_block(call: str) -> Once:
+    """Return a change of a call of two blocks to one."""
+
+    def change(arguments: list[Any]) -> list[Any]:
+        return [ir.StringImm("cta_group::1") if "cta_group::2" in str(a) else a for a in arguments]
+
+    return Once(lambda s: called(s) == call, lambda s: with_arguments(s, change))
+
+
+def intrinsic(name: str, change: Callable[[list[Any]], list[Any]]) -> Change:
+    """Return a change of the operands of an LLVM intrinsic, found by its name in the printed call."""
+
+    def apply(e: Any) -> Any:
+        if type(e).__name__ != "Call" or "call_llvm" not in str(e.op.name) or name not in str(e):
+            return None
+        return ir.Call(e.op, change(list(e.args)), e.attrs, e.ty_args, e.span, e.ty)
+
+    return apply
+
+
 def argument(name: str, position: int, value: Callable[[Any], Any], *which: int) -> Once:
     """Return a change that replaces one argument of calls."""
 

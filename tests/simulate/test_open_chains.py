@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_dtypes
+import drawn_chains
 import numpy as np
 import pytest
 import torch
+from drawn_chains import BOUNDS, DTYPES
 
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.ir.build import bind
@@ -24,29 +24,18 @@ from ladder.simulate import simulate_launch
 from targets import get_device, host_cpu
 from tile_types.errors import ScheduleError
 
-DTYPES = {"float16": np.float16, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
-BOUNDS = {"float16": 3e-3, "float32": 3e-5, "bfloat16": 3e-2}
 SHAPES = (("a", "b", 8), ("a", 24), ("a", 4, "b", 16), ("a", "b", 7), (2, "a", "a"), ("a", "b"))
 SIZES = ({"a": 1, "b": 1}, {"a": 3, "b": 5}, {"a": 8, "b": 2}, {"a": 17, "b": 33})
 UNARY = ("neg", "silu", "relu", "square", "sigmoid", "tanh")
-BINARY = ("add", "sub", "mul", "maximum")
 
 SEEDS = range(12)
 """Hundreds of others have been tried."""
 
 
-class Drawn:
-    """A chain being drawn."""
+class Drawn(drawn_chains.Drawn):
+    """A chain of open sizes."""
 
-    def __init__(
-        self, seed: int, ttypes: tuple[str, ...] = ("float16", "float16", "float32", "bfloat16")
-    ) -> None:
-        self.random = random.Random(seed)
-        self.graph = GraphBuilder("chain")
-        self.shape = self.random.choice(SHAPES)
-        self.ttype = self.random.choice(ttypes)
-        self.values = [self.graph.input(name, self.ttype, self.shape) for name in "xy"]
-        self.row = self.graph.input("w", self.ttype, self.shape[-1:])
+    shapes, unary = SHAPES, UNARY
 
     def chain(self) -> Graph:
         """Return a chain of a few steps, with one or two results."""
@@ -55,23 +44,6 @@ class Drawn:
             self.values.append(step(self, *self.random.choices(self.values, k=2)))
         outputs = dict.fromkeys([self.values[-1], self.random.choice(self.values[2:])])
         return self.graph.finish(*outputs)
-
-
-def _softmax(d: Drawn, a: str, b: str) -> str:
-    last = len(d.shape) - 1
-    powers = d.graph.add("exp", d.graph.add("sub", a, d.graph.add("reduce_max", a, axis=last)))
-    return d.graph.add("div", powers, d.graph.add("reduce_sum", powers, axis=last))
-
-
-def _unary(d: Drawn, a: str, b: str) -> str:
-    bounded = d.graph.add("minimum", a, d.graph.add("constant", value=3.0, type=d.ttype))
-    return d.graph.add(d.random.choice(UNARY), bounded)
-
-
-def _turned(d: Drawn, a: str, b: str) -> str:
-    order = list(range(len(d.shape)))
-    d.random.shuffle(order)
-    return d.graph.add("reshape", d.graph.add("transpose", a, permutation=tuple(order)), shape=d.shape)
 
 
 def _joined(d: Drawn, a: str, b: str) -> str:
@@ -89,11 +61,11 @@ def _counted(d: Drawn, a: str, b: str) -> str:
 
 
 STEPS: Mapping[str, Callable[[Drawn, str, str], str]] = {
-    "unary": _unary,
-    "binary": lambda d, a, b: d.graph.add(d.random.choice(BINARY), a, b),
-    "row": lambda d, a, b: d.graph.add("mul", a, d.row),
-    "softmax": _softmax,
-    "turned": _turned,
+    "unary": drawn_chains.unary,
+    "binary": drawn_chains.binary,
+    "row": drawn_chains.times_row,
+    "softmax": drawn_chains.softmax,
+    "turned": drawn_chains.turned,
     "joined": _joined,
     "counted": _counted,
 }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from drawn import draw
 from loops import translate
-from problems import bound_of, run
+from problems import require_right
 from test_random_chains import BOUNDS, DTYPES, Drawn
 
 from ladder.ir import Graph, GraphBuilder, evaluate
@@ -126,9 +126,7 @@ def test_products(seed: int) -> None:
     """`test_drawn` has them before the passes."""
     drawn = next(draw(1, seed, begin=seed))
     function = as_it_runs(drawn.function(), get_device(drawn.target).tvm_target)
-    result, error = run(function, drawn.gemm, drawn.m, drawn.target)
-    assert not result.findings, result.report()
-    assert error <= bound_of(drawn.gemm)
+    require_right(function, drawn.gemm, drawn.m, drawn.target)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from gemm_cases import CASES, NUMPY
 from hardware.configurations import Measured, load
-from problems import SimulatedKernel, bound_of, emitted, gemm, gemv, problem_of, run, wgmma
+from problems import SimulatedKernel, bound_of, emitted, gemm, gemv, problem_of, require_right, run, wgmma
 
+from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.simulate.machine import ORDERS
 from schedules.policy import make_plan
@@ -60,23 +61,30 @@ def _chosen(name: str, arch: str, m: int) -> Any:
 @pytest.mark.parametrize("m", TOKENS)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_chosen_schedules(name: str, m: int) -> None:
-    result, error = run(_chosen(name, "sm_90a", m), PROBLEMS[name], m)
-    assert not result.findings, result.report()
-    assert error <= bound_of(PROBLEMS[name])
+    require_right(_chosen(name, "sm_90a", m), PROBLEMS[name], m)
 
 
 @pytest.mark.parametrize("name", ["int4", "int8 by int4", "uint3 real zeros"])
 @pytest.mark.parametrize("m", [1, 64])
 def test_chosen_schedules_of_ampere(name: str, m: int) -> None:
-    result, error = run(_chosen(name, "sm_80", m), PROBLEMS[name], m)
-    assert not result.findings, result.report()
-    assert error <= bound_of(PROBLEMS[name])
+    require_right(_chosen(name, "sm_80", m), PROBLEMS[name], m)
 
 
 LARGE = {"tile_n": 128, "tile_k": 128, "warps": 8, "persistent": True, "placement": "accumulator"}
 PARTED = {**LARGE, "tile_m": 256, "stages": 4}
 FEW, FEW_WITH_TAILS = 2, 3
 """Multiprocessors of the device that large tiles are emitted for, so that a block has several."""
+
+
+def fp8(**fields: Any) -> Gemm:
+    """Return a small product of floats of 8 bits."""
+    return gemm(activation="fp8_e4m3", weight="fp8_e4m3", **fields)
+
+
+def fp8_in_one_group(k: int, **fields: Any) -> Gemm:
+    """Return one whose group is all of K."""
+    return fp8(k=k, group_size=k, **fields)
+
 
 WGMMA = {
     "persistent clusters": (
@@ -101,30 +109,22 @@ WGMMA = {
         16,
     ),
     "fp8, three row tiles of a warpgroup": (
-        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=400, k=1100),
+        fp8(n=400, k=1100),
         {"tile_k": 256, "placement": "accumulator", "tile_n": 192, "tile_m": 8, "split_k": 4},
         7,
     ),
     "fp8 sums that carry": (
-        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=2200, group_size=2200, token_scale=True),
+        fp8_in_one_group(n=264, k=2200, token_scale=True),
         PARTED,
         270,
     ),
     "fp8 sums that carry in three warpgroups": (
-        gemm(
-            activation="fp8_e4m3",
-            weight="fp8_e4m3",
-            n=264,
-            k=2200,
-            group_size=2200,
-            token_scale=True,
-            output="float16",
-        ),
+        fp8_in_one_group(n=264, k=2200, token_scale=True, output="float16"),
         {**LARGE, "tile_m": 112, "tile_n": 192, "warps": 12, "stages": 5, "persistent": False},
         200,
     ),
     "fp8 sums that carry, in clusters": (
-        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=300, group_size=300),
+        fp8_in_one_group(n=264, k=300),
         {**PARTED, "cluster": 2},
         140,
     ),
@@ -169,7 +169,7 @@ WGMMA = {
         50,
     ),
     "fp8 tokens, finished by four blocks": (
-        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=2200, group_size=2200, token_scale=True),
+        fp8_in_one_group(n=264, k=2200, token_scale=True),
         {"tile_m": 96, "tile_n": 128, "tile_k": 128, "warps": 8, "placement": "accumulator", "split_k": 4},
         100,
     ),
@@ -194,21 +194,12 @@ WGMMA = {
         16,
     ),
     "208 tokens of fp8, with tails": (
-        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=520, k=1300, group_size=1300, token_scale=True),
+        fp8_in_one_group(n=520, k=1300, token_scale=True),
         {**PARTED, "tile_m": 208, "stream_k": True, "tails": True},
         201,
     ),
     "fp8 copied by turns of two sizes": (
-        gemm(
-            activation="fp8_e4m3",
-            weight="fp8_e4m3",
-            n=264,
-            k=300,
-            group_size=300,
-            token_scale=True,
-            output="bfloat16",
-            bias=True,
-        ),
+        fp8_in_one_group(n=264, k=300, token_scale=True, output="bfloat16", bias=True),
         {**PARTED, "tile_m": 176},
         700,
     ),
@@ -218,7 +209,7 @@ WGMMA = {
         300,
     ),
     "fewer tokens than a tile, copied where N allows": (
-        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=204, output="float16"),
+        fp8(n=204, output="float16"),
         {**LARGE, "tile_m": 80},
         37,
     ),
@@ -233,12 +224,12 @@ WGMMA = {
         215,
     ),
     "208 tokens of fp8, shared evenly": (
-        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=2200, group_size=2200, token_scale=True),
+        fp8_in_one_group(n=264, k=2200, token_scale=True),
         {**PARTED, "tile_m": 208, "stream_k": True},
         201,
     ),
     "80 tokens of fp8, shared evenly": (
-        gemm(activation="fp8_e4m3", weight="fp8_e4m3", n=264, k=1100),
+        fp8(n=264, k=1100),
         {**LARGE, "tile_m": 80, "stream_k": True},
         75,
     ),
@@ -290,9 +281,7 @@ WGMMA = {
 )
 def test_wgmma_in_orders_of_warps(name: str, order: str) -> None:
     problem, _, m = WGMMA[name]
-    result, error = run(_wgmma(name), problem, m, order=order, seed=3)
-    assert not result.findings, result.report()
-    assert error <= bound_of(problem)
+    require_right(_wgmma(name), problem, m, order=order, seed=3)
 
 
 @cache
@@ -332,9 +321,7 @@ def _agreement(measured: Measured) -> float:
 def _agrees(measured: Measured) -> None:
     """Simulate a configuration: nothing to find, right, and as the GPU computed it."""
     problem = measured.gemm
-    result, error = run(emitted(problem, measured.schedule), problem, measured.m)
-    assert not result.findings, result.report()
-    assert error <= bound_of(problem)
+    result = require_right(emitted(problem, measured.schedule), problem, measured.m)
     found = result.y.reshape(-1)[measured.places].astype(np.float64)
     difference = np.abs(found - measured.values).max() / np.abs(measured.values).max()
     assert difference <= _agreement(measured)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Sequence
 
-import ml_dtypes
+import drawn_chains
 import numpy as np
 import pytest
+from drawn_chains import BOUNDS, DTYPES
 
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
@@ -19,14 +19,11 @@ from ladder.simulate import simulate_launch
 from targets import get_device
 from tile_types.errors import ScheduleError
 
-DTYPES = {"float16": np.float16, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
-BOUNDS = {"float16": 3e-3, "float32": 3e-5, "bfloat16": 3e-2}
 SHAPES = (
     *((2, 4, 6, 8), (3, 2, 7, 7), (2, 8, 4, 16), (4, 16, 5), (2, 24, 40), (1, 3, 5, 2, 6)),
     *((1, 3, 128), (1, 96), (3, 1, 8), (1, 1, 33)),
 )
 UNARY = ("neg", "exp", "silu", "relu", "square", "sigmoid", "gelu", "tanh")
-BINARY = ("add", "sub", "mul", "maximum")
 
 SEEDS = range(10)
 """A thousand others have been tried on NVIDIA GPUs, and 360 on AMD GPUs."""
@@ -34,18 +31,17 @@ SEEDS = range(10)
 AMD = ("rocm/gfx90a", "rocm/gfx942", "rocm/gfx1100")
 
 
-class Drawn:
-    """A chain being drawn."""
+class Drawn(drawn_chains.Drawn):
+    """A chain of known sizes.
+
+    result: The type of the last value.
+    """
+
+    shapes, unary = SHAPES, UNARY
 
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
-        self.graph = GraphBuilder("chain")
-        self.shape = self.random.choice(SHAPES)
-        self.ttype = self.random.choice(["float16", "float16", "float32", "bfloat16"])
+        super().__init__(seed)
         self.result = self.ttype
-        """The type of the last value."""
-        self.values = [self.graph.input(name, self.ttype, self.shape) for name in "xy"]
-        self.row = self.graph.input("w", self.ttype, self.shape[-1:])
 
     def chain(self) -> Graph:
         """Return a chain of a few steps, with one or two results."""
@@ -77,23 +73,6 @@ class Drawn:
         return self.random.choice([axis for axis, extent in enumerate(self.shape) if extent > 1])
 
 
-def _unary(d: Drawn, a: str, b: str) -> str:
-    bounded = d.graph.add("minimum", a, d.graph.add("constant", value=3.0, type=d.ttype))
-    return d.graph.add(d.random.choice(UNARY), bounded)
-
-
-def _softmax(d: Drawn, a: str, b: str) -> str:
-    last = len(d.shape) - 1
-    powers = d.graph.add("exp", d.graph.add("sub", a, d.graph.add("reduce_max", a, axis=last)))
-    return d.graph.add("div", powers, d.graph.add("reduce_sum", powers, axis=last))
-
-
-def _turned(d: Drawn, a: str, b: str) -> str:
-    order = list(range(len(d.shape)))
-    d.random.shuffle(order)
-    return d.graph.add("reshape", d.graph.add("transpose", a, permutation=tuple(order)), shape=d.shape)
-
-
 def _joined(d: Drawn, a: str, b: str) -> str:
     axis = d.long_axis()
     half = d.shape[axis] // 2
@@ -108,12 +87,12 @@ def _shifted(d: Drawn, a: str, b: str) -> str:
 
 
 STEPS: dict[str, Callable[[Drawn, str, str], str]] = {
-    "unary": _unary,
-    "binary": lambda d, a, b: d.graph.add(d.random.choice(BINARY), a, b),
-    "row": lambda d, a, b: d.graph.add("mul", a, d.row),
+    "unary": drawn_chains.unary,
+    "binary": drawn_chains.binary,
+    "row": drawn_chains.times_row,
     "normal": lambda d, a, b: d.graph.add("sub", a, d.graph.add("reduce_max", a, axis=len(d.shape) - 1)),
-    "softmax": _softmax,
-    "turned": _turned,
+    "softmax": drawn_chains.softmax,
+    "turned": drawn_chains.turned,
     "joined": _joined,
     "shifted": _shifted,
 }

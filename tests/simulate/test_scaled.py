@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from rewriting import Once, argument, called, remove, rewrite
-from tvm import ir, tirx
+from rewriting import argument, of_one_block, remove, rewrite
+from tvm import tirx
 from tvm.backend.cuda.cpp.descriptors import (
     encode_instr_descriptor_block_scaled_uint32,
     encode_smem_descriptor_base_uint64,
@@ -402,17 +402,6 @@ def _to_first_block(which: int) -> Any:
     return argument(COMMIT + "_multicast", 1, lambda e: tirx.IntImm("uint16", 1), which)
 
 
-def _of_one_block(call: str) -> Once:
-    """Return a change of a call of two blocks to one."""
-
-    def change(s: Any) -> Any:
-        given = s.value
-        args = [ir.StringImm("cta_group::1") if "cta_group::2" in str(a) else a for a in given.args]
-        return tirx.Evaluate(ir.Call(given.op, args, given.attrs, given.ty_args, given.span, given.ty))
-
-    return Once(lambda s: called(s) == call, change)
-
-
 MUTANTS = {
     "scales of another atom": Mutant(lambda: argument(PRODUCT, 4, plus(4), 0), "wrong values"),
     "scales of x of another atom": Mutant(lambda: argument(PRODUCT, 5, plus(4), 0), "wrong values"),
@@ -455,7 +444,7 @@ MUTANTS = {
         lambda: remove(WAIT, 2), "barrier", "without having waited", "pair"
     ),
     "pair: scales copied for one block alone": Mutant(
-        lambda: _of_one_block(COPY), "barrier", "cta_group::1 in a kernel", "pair"
+        lambda: of_one_block(COPY), "barrier", "cta_group::1 in a kernel", "pair"
     ),
     "pair: scales of x of another atom": Mutant(
         lambda: argument(PRODUCT, 5, plus(4), 0), "wrong values", "", "pair"

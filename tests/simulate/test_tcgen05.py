@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import SimulatedKernel, bound_of, emitted, gemm, run
-from rewriting import Once, argument, called, remove, rewrite
+from problems import SimulatedKernel, bound_of, emitted, gemm, require_caught, require_right
+from rewriting import Once, argument, called, of_one_block, remove
 from test_expert_kernels import GroupedProblem
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.backend.cuda.cpp.descriptors import encode_instr_descriptor_dense_uint32
 from tvm.script import tirx as T
 from tvm.tirx.layout import tcgen05_atom_layout
@@ -171,9 +171,7 @@ CASES: dict[str, tuple[Gemm, GpuSchedule, int, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_kernels(name: str) -> None:
     problem, schedule, m, order = CASES[name]
-    result, error = run(emitted(problem, schedule, "sm_100a"), problem, m, B200.name, order=order)
-    assert not result.findings, result.report()
-    assert error <= bound_of(problem)
+    result = require_right(emitted(problem, schedule, "sm_100a"), problem, m, B200.name, order=order)
     assert result.counts["tcgen05"] > 0
 
 
@@ -221,9 +219,7 @@ def test_instruction_descriptors_are_those_of_tvm(kinds: tuple[str, str]) -> Non
 
 def test_after_passes() -> None:
     problem, schedule, m, _ = CASES["zero points, bias, function"]
-    result, error = run(emitted(problem, schedule, "sm_100a"), problem, m, B200.name, stage="passed")
-    assert not result.findings, result.report()
-    assert error <= bound_of(problem)
+    require_right(emitted(problem, schedule, "sm_100a"), problem, m, B200.name, stage="passed")
 
 
 @pytest.mark.parametrize("k", [64, 192])
@@ -357,17 +353,6 @@ def _to_first_block(which: int) -> Once:
     return argument(COMMIT_TO_ALL, 1, lambda e: tirx.IntImm("uint16", 1), which)
 
 
-def _of_one_block(call: str) -> Once:
-    """Return a change of a call of two blocks to one."""
-
-    def change(s: Any) -> Any:
-        given = s.value
-        args = [ir.StringImm("cta_group::1") if "cta_group::2" in str(a) else a for a in given.args]
-        return tirx.Evaluate(ir.Call(given.op, args, given.attrs, given.ty_args, given.span, given.ty))
-
-    return Once(lambda s: called(s) == call, change)
-
-
 def _by_both() -> Once:
     """Return a change after which the second block of a pair starts products too."""
 
@@ -454,7 +439,7 @@ MUTANTS: dict[str, Mutant] = {
         lambda: argument(PRODUCT, 2, _plus(8, "uint64")), "wrong values", "", "pair"
     ),
     "pair: columns allocated for one block alone": Mutant(
-        lambda: _of_one_block(ALLOCATE), "barrier", "cta_group::2 in a kernel", "pair"
+        lambda: of_one_block(ALLOCATE), "barrier", "cta_group::2 in a kernel", "pair"
     ),
     "pair: both blocks start products": Mutant(
         lambda: _by_both(), "deadlock", "needs 8 of 8 arrivals", "pair"
@@ -479,20 +464,11 @@ def _kernel(name: str) -> Any:
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_without_bugs(name: str) -> None:
     problem, _, m = KERNELS[name]
-    result, error = run(_kernel(name), problem, m, B200.name)
-    assert not result.findings, result.report()
-    assert error <= bound_of(problem)
+    require_right(_kernel(name), problem, m, B200.name)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
     mutant = MUTANTS[name]
     problem, _, m = KERNELS[mutant.kernel]
-    changed = rewrite(_kernel(mutant.kernel), mutant.change())
-    assert changed.script() != _kernel(mutant.kernel).script(), "the mutation changed nothing"
-    result, error = run(changed, problem, m, B200.name)
-    if mutant.kind == "wrong values":
-        assert not error <= bound_of(problem)
-        return
-    named = [str(f) for f in result.findings if f.kind == mutant.kind and mutant.words in str(f)]
-    assert named, f"expected {mutant.kind} ({mutant.words}), got error {error:.1e} and\n{result.report()}"
+    require_caught(mutant, _kernel(mutant.kernel), problem, m, B200.name)

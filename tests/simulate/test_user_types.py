@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from problems import bound_of, gemm, run
+from problems import gemm, require_right
 from user_types import user_type
 
 import ladder
@@ -35,9 +35,7 @@ def test_chosen_schedules_of_a_users_type(name: str, core: str, zero: str, arch:
     )
     plan = make_plan(problem, device, TuningDatabase(None))
     kernel = emit(problem, device, plan.entries[plan.index(m)][1], "chosen")
-    result, error = run(kernel, problem, m, target=f"cuda/{arch}")
-    assert not result.findings, result.report()
-    assert error <= bound_of(problem)
+    require_right(kernel, problem, m, target=f"cuda/{arch}")
 
 
 SPECIAL = (math.nan, math.inf, -math.inf, *(float(value * value) for value in range(3, 32)))
