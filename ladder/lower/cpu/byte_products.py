@@ -218,10 +218,7 @@ def emit_image(depth: int, unsigned: bool, name: str) -> Any:
                 y = b.bind(row - top)
                 inside = tirx.all(y >= 0, y < height)
 
-                def of_image(
-                    row: Expr = row, y: Expr = y, image: Expr = image, channel: Expr = channel,
-                    mask: Expr = mask, beyond: Expr = beyond,
-                ) -> None:  # fmt: skip
+                def of_image() -> None:
                     with b.loop(stride) as phase:
                         # columns of the codes that this phase has: from first on, up to last
                         first = b.bind(tirx.max(tirx.floordiv(left - phase + stride - 1, stride), 0))
@@ -237,9 +234,7 @@ def emit_image(depth: int, unsigned: bool, name: str) -> Any:
                         with b.loop(columns - last) as at:
                             b.store(grouped, beyond, image, channel, row, phase, last + at)
 
-                def outside(
-                    row: Expr = row, image: Expr = image, channel: Expr = channel, beyond: Expr = beyond
-                ) -> None:
+                def outside() -> None:
                     with b.loop(stride) as phase, b.loop(columns) as at:
                         b.store(grouped, beyond, image, channel, row, phase, at)
 

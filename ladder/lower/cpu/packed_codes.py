@@ -38,7 +38,7 @@ def emit_packed_codes(form: PackForm, name: str) -> Any:
             with b.loop(ceildiv(lines, form.units * form.bits)) as step:
                 first = b.bind(step * form.units * form.bits)
 
-                def one_by_one(block: Expr = block, step: Expr = step, first: Expr = first) -> None:
+                def one_by_one() -> None:
                     with b.loop(ROWS) as row:
                         start = b.bind(block * ROWS + row), b.bind(step * form.columns)
                         _read_row(form, storage, change, sizes[0], codes, start)
@@ -50,7 +50,7 @@ def emit_packed_codes(form: PackForm, name: str) -> Any:
                                 b.store(packed, _packed(form, plane, taken), place)
                     _write_columns(form, packed, words, block, first)
 
-                def whole(block: Expr = block, first: Expr = first) -> None:
+                def whole() -> None:
                     _permute_words(form, storage, change[1], words, block, first)
 
                 if form.is_permuted:

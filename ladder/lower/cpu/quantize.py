@@ -41,7 +41,7 @@ def emit_quantize_kernel(source: str, device: TileDevice, name: str) -> Any:
             b.store(scales, scale, row)
             inverse = b.bind(T.float32(1) / scale)
 
-            def code(column: Expr, row: Expr = row, inverse: Expr = inverse) -> None:
+            def code(column: Expr) -> None:
                 scaled = T.nearbyint(as_float(x[row, column], source) * inverse)
                 b.store(codes, T.Cast("int8", T.Cast("int32", scaled)), row, column)
 

@@ -50,7 +50,7 @@ def emit_stored_blocks(form: StoredBlocks, name: str) -> Any:
             with b.loop(count) as inner:
                 block = b.bind(step * chunk + inner)
 
-                def read(at: int, count: int, row: Expr = row, block: Expr = block) -> Expr:
+                def read(at: int, count: int) -> Expr:
                     return octets[row, block, v.lanes(at, count)]
 
                 for part, target in zip(form.numbers, numbers, strict=True):

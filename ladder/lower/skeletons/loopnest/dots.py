@@ -58,12 +58,12 @@ class VectorNest(Nest):
     @property
     def held(self) -> str:
         """Element type of sums in registers."""
-        return self.kernel.accumulator if self.kernel.x.digits == 1 else "int32"
+        return self.kernel.accumulator
 
     @property
     def width(self) -> int:
         """Sums of a column: one of each row, or of each digit of a row."""
-        return self.kernel.rows * self.kernel.x.digits
+        return self.kernel.rows
 
     def place(self, panel: int, row: int) -> Expr:
         """Return where sums of a panel lie; ``row`` counts rows, or their digits."""
@@ -186,6 +186,13 @@ class PairNest(VectorNest):
 
 class DigitNest(VectorNest):
     """A kernel on vector registers whose sums are integers, two of each row and column."""
+
+    held = "int32"
+
+    @property
+    def width(self) -> int:
+        """Sums of a column: one of each digit of a row."""
+        return self.kernel.rows * DIGITS_OF_X
 
     def sums_of(self, add: AddGroup, at: At, panel: int, row: int) -> Expr:
         """Return what the sums of both digits are worth."""

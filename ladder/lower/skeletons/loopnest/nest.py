@@ -101,39 +101,6 @@ def _tensor(operand: Operand, shape: tuple[Expr, ...]) -> Any:
     return b.tensor(NAMES.get(operand.name, operand.name), shape, dtype, align=BYTES.get(dtype, 1))
 
 
-def store_rows(
-    program: TileProgram, store: Store, args: OperandTensors, totals: Any, local: Expr, row: Expr, tile: Expr
-) -> None:
-    """Emit the output of one row of a tile.
-
-    program, store, args: The program, its statement, its tensors.
-    totals: float32 sums, ``[row blocks][rows][16]``.
-    local, row: The row's position in ``totals`` and in the output.
-    tile: Which columns, in tiles.
-    """
-    source = program.operand(store.source)
-    pitch, count = source.fixed("m"), source.fixed("n") // ROWS
-    for index in range(count):
-        start = b.bind((tile * count + index) * ROWS)
-        base = (index * pitch + local) * LANES
-
-        def one(lane: Expr, start: Expr = start, base: Expr = base) -> None:
-            column = start + lane
-            with scalars.using(FUNCTIONS):
-                value = finish(program, store, args, totals[base + lane], row, column)
-            b.store(args[store.target], value, row, column)
-
-        def whole() -> None:
-            with b.vector(LANES) as lane:
-                one(lane)
-
-        def partial(start: Expr = start) -> None:
-            with b.loop(args.n - start) as lane:
-                one(lane)
-
-        b.either(start + ROWS <= args.n, whole, partial)
-
-
 def _kept(value: Expr) -> Expr:
     """Return a value in a register, also in a loop over lanes, where no name can be bound."""
     register = v.scratch(1, str(value.ty.dtype))
@@ -143,22 +110,6 @@ def _kept(value: Expr) -> Expr:
 
 FUNCTIONS = {"exp": lambda x: exp(x, _kept), "keep": _kept}
 """What functions become in the epilogue: the exponential of LLVM's vectors would be a call per lane."""
-
-
-def finish(
-    program: TileProgram, store: Store, args: OperandTensors, value: Expr, row: Expr, column: Expr
-) -> Expr:
-    """Return one element of the output."""
-    for name, operand in store.operators:
-        if not operand:
-            lower = get_operator(name).lower
-            assert lower is not None  # every unary operator has one
-            value = lower(value)
-            continue
-        factor = args[operand][row if program.operand(operand).axes == ("m",) else column]
-        value = value * factor if name == "mul" else value + T.Cast("float32", factor)
-    output = program.operand(store.target).ttype
-    return value if output == "float32" else T.Cast(output, value)
 
 
 @dataclass(frozen=True)
@@ -427,9 +378,45 @@ class Nest(ABC):
         return wide[0] - wide[1] * wide[2]
 
     def store_row(self, store: Store, at: At, local: Expr, row: Expr) -> None:
-        """Emit the output of one row unless it is beyond M."""
+        """Emit the output of one row unless it is beyond M; it is the ``local``-th of the tile's sums."""
+        source = self.program.operand(store.source)
+        pitch, count = source.fixed("m"), source.fixed("n") // ROWS
         with b.when(row < self.args.m):
-            store_rows(self.program, store, self.args, at.tiles[store.source], local, row, at.tile)
+            for index in range(count):
+                start = b.bind((at.tile * count + index) * ROWS)
+                self._store_panel(store, at.tiles[store.source], (index * pitch + local) * LANES, row, start)
+
+    def _store_panel(self, store: Store, totals: Any, first: Expr, row: Expr, start: Expr) -> None:
+        """Emit 16 columns of a row, from ``start`` on, whose float32 sums lie from ``first`` on."""
+
+        def one(lane: Expr) -> None:
+            with scalars.using(FUNCTIONS):
+                value = self._finished(store, totals[first + lane], row, start + lane)
+            b.store(self.args[store.target], value, row, start + lane)
+
+        def whole() -> None:
+            with b.vector(LANES) as lane:
+                one(lane)
+
+        def partial() -> None:
+            with b.loop(self.args.n - start) as lane:
+                one(lane)
+
+        b.either(start + ROWS <= self.args.n, whole, partial)
+
+    def _finished(self, store: Store, value: Expr, row: Expr, column: Expr) -> Expr:
+        """Return one element of the output."""
+        for name, operand in store.operators:
+            if not operand:
+                lower = get_operator(name).lower
+                assert lower is not None  # every unary operator has one
+                value = lower(value)
+                continue
+            of_rows = self.program.operand(operand).axes == ("m",)
+            factor = self.args[operand][row if of_rows else column]
+            value = value * factor if name == "mul" else value + T.Cast("float32", factor)
+        output = self.program.operand(store.target).ttype
+        return value if output == "float32" else T.Cast(output, value)
 
     @abstractmethod
     def fill(self, fill: Fill, at: At) -> At | None:
