@@ -72,6 +72,7 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
     `operands`); ``out[problem, register, thread]``.
     """
     from ladder.lower import builder as b
+    from ladder.lower.gpu.decode import GroupValues
     from ladder.lower.gpu.emission import SharedTable
 
     cases = [gemms] if isinstance(gemms, Gemm) else list(gemms)
@@ -104,7 +105,8 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
                 b.block_sync()
                 decoder.fill_table(room, thread, 128)
                 b.block_sync()
-            decoder.registers(own, 0, decoder.lane, registers, 0, scale, pairs[decoder.zero], shared)
+            values = GroupValues(scale, pairs[decoder.zero])
+            decoder.registers(own, range(decoder.lane), registers, 0, values, shared)
             for register in range(decoder.lane):
                 b.store(out, registers[register], index, register, thread)
             start += 128 * decoder.words

@@ -83,7 +83,7 @@ def test_launches(family: str, arch: str, tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(
             launch,
             "_on_code",
-            lambda function, arrays, outputs, _: hip_stub.launched(stub, function, arrays, outputs),
+            lambda function, _, arrays, outputs: hip_stub.launched(stub, function, arrays, outputs),
         )
         CHECKS[family](arch)
     assert not stub.refusals

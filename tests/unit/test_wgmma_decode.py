@@ -24,9 +24,9 @@ FUSED = {"int1": 1, "int2": 2, "int3": 2, "int4": 2, "uint4": 1, "int8": 2, "fp4
 @pytest.mark.parametrize(("weight", "factors"), FUSED.items())
 def test_raw_operands_meet_their_scale_once(weight: str, factors: int) -> None:
     decoder = scaled_decoder(gemm(weight), H200)
-    assert decoder.decoder.fold is not None
+    assert decoder.fold is not None
     assert decoder.factors == factors
-    assert decoder.decoder.gains == (1.0, 1.0)
+    assert decoder.gains == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_raw_operands_meet_their_scale_once(weight: str, factors: int) -> None:
 )
 def test_others_subtract_and_scale_apart(problem: Gemm) -> None:
     decoder = scaled_decoder(problem, H200, table_bytes(problem))
-    assert decoder.decoder.fold is None
+    assert decoder.fold is None
     assert decoder.factors == 1
 
 
 def test_bfloat16_folds_the_exponent_bias_into_scales() -> None:
-    assert scaled_decoder(gemm("fp4_e2m1", "bfloat16"), H200).decoder.choice.strategy == "xor, unscaled"
+    assert scaled_decoder(gemm("fp4_e2m1", "bfloat16"), H200).choice.strategy == "xor, unscaled"
 
 
 @pytest.mark.parametrize(("weight", "apart"), [("nf4", True), ("int4", False)])

@@ -22,7 +22,7 @@ from ladder.lower.blocks.fragments import Shape
 from ladder.lower.blocks.packed_layout import PackedLayout
 from ladder.lower.blocks.shared import CHUNK_BYTES
 from ladder.lower.blocks.values import Value
-from ladder.lower.gpu.decode import Decoder, load_order
+from ladder.lower.gpu.decode import Decoder, GroupValues, load_order
 from schedules.layouts import TILE
 from tile_types.errors import ScheduleError
 
@@ -136,9 +136,8 @@ class PackedTile(Value):
             byte: int | None = None
             if layout.groups.exponents:
                 scales, byte = self._exponents(scales, k, granule)
-            self.decoder.registers(
-                words, first, registers, out, first, scales, self._zeros(k, granule, pair), at=byte
-            )
+            values = GroupValues(scales, self._zeros(k, granule, pair), byte)
+            self.decoder.registers(words, range(first, first + registers), out, first, values)
             context.dialect.keep_order()
         return out
 

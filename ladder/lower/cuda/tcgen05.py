@@ -67,7 +67,7 @@ class TensorSums:
         if self.held != (m, part):
             self._load(m, part)
             self.held = (m, part)
-        gain, held = self.spec.decoder.decoder.gains[register // 2 % 2], self.registers[register]
+        gain, held = self.spec.decoder.gains[register // 2 % 2], self.registers[register]
         total = T.Cast("float32", T.reinterpret("int32", held)) if self.spec.integer else held
         return total if gain == 1.0 else total * T.float32(gain)
 
@@ -200,7 +200,7 @@ class Tcgen05:
         with b.when(grid.thread // 32 == spec.schedule.warps + 1):
             tensor.allocate()
         if memory.table is not None:
-            spec.decoder.decoder.fill_table(memory.table, grid.thread, spec.geo.threads)
+            spec.decoder.fill_table(memory.table, grid.thread, spec.geo.threads)
         if self.overlap.possible:
             with b.when(grid.thread == 32):
                 prefetch(spec, args, x_map, cut(spec, grid, grid.first)[0], grid.first_tile)

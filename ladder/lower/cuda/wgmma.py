@@ -92,7 +92,7 @@ class Block:
             # One arrival per math warp that reads what this block copies frees a stage.
             initialise_barriers(spec, memory, spec.schedule.warps * spec.schedule.cluster)
         if memory.table is not None:
-            spec.decoder.decoder.fill_table(memory.table, grid.thread, spec.geo.threads)
+            spec.decoder.fill_table(memory.table, grid.thread, spec.geo.threads)
         if overlap.possible:
             with b.when(grid.thread == 32):
                 tile, k_tile = (grid.first, grid.first_tile) if stream is None else stream.first()

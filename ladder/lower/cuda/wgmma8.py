@@ -161,7 +161,7 @@ class Loop8:
         if self.state.total is not None:
             return self.state.total[register]
         bank, index = divmod(register, self.state.loop.bank_registers)
-        gain = self.spec.decoder.decoder.gains[index // 2 % 2]
+        gain = self.spec.decoder.gains[index // 2 % 2]
         return self._as_float(self.state.banks[bank][index]) * T.float32(gain)
 
     def _clear_totals(self) -> None:
@@ -310,7 +310,7 @@ class Loop8:
         if self.scales is None or not unit.done:
             return
         for half in (0, 1):
-            gain = T.float32(self.spec.decoder.decoder.gains[half])
+            gain = T.float32(self.spec.decoder.gains[half])
             b.store(self.state.pending, self._scale(unit, half) * gain, 2 * unit.bank + half)
 
     def _scale(self, unit: Unit, half: int) -> Expr:
@@ -358,7 +358,7 @@ class Loop8:
             value = value * state.factors[state.units.index(unit) % 2][index]
         if self.scales is not None:
             return value * state.pending[2 * unit.bank + half]
-        gain = self.spec.decoder.decoder.gains[half]
+        gain = self.spec.decoder.gains[half]
         return value if gain == 1.0 else value * T.float32(gain)
 
     def _as_float(self, register: Expr) -> Expr:

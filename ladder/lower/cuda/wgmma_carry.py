@@ -127,7 +127,7 @@ class CarryLoop:
     def _finished(self, joined: Any, register: int) -> Expr:
         """Return a finished sum as float32, scaled by what the decoder left; ``joined``: of `_joined`."""
         value = self._whole(register) if joined is None else joined[register]
-        gain = self.spec.decoder.decoder.gains[register // 2 % 2]
+        gain = self.spec.decoder.gains[register // 2 % 2]
         return value if gain == 1.0 else value * T.float32(gain)
 
     def _carry(self) -> None:
@@ -192,7 +192,6 @@ class CarryLoop:
             every = [words[tile * geo.groups.bits + i] for i in range(geo.groups.bits)]
             first = (m * STEPS + step) * STEP_REGISTERS
             position = part // STEP * STEP_REGISTERS
-            self.spec.decoder.registers(
-                every, position, STEP_REGISTERS, weights.operands, first, None, None, None
-            )
+            which = range(position, position + STEP_REGISTERS)
+            self.spec.decoder.registers(every, which, weights.operands, first)
             pin_registers(weights.operands, STEP_REGISTERS, first)

@@ -65,7 +65,7 @@ def place_memory(pool: Any, spec: Spec, grid: Grid, args: Arguments) -> Memory:
     staging = pool.alloc(staged, spec.gemm.output, align=1024 if buffers else 128)
     kind = ColumnSums if shares_columns(spec.schedule) else ClusterSums
     cluster_sums = kind(spec, grid, pool) if spec.schedule.split_k > 1 else None
-    count = spec.decoder.decoder.table_words
+    count = spec.decoder.table_words
     table = pool.alloc((count,), "uint32", align=128) if count else None
     full = pool.alloc((stages,), "uint64", align=8)
     empty = pool.alloc((stages,), "uint64", align=8)

@@ -10,7 +10,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_spec import MathThread, Spec
-from ladder.lower.gpu.decode import load_order
+from ladder.lower.gpu.decode import GroupValues, load_order
 from ladder.lower.gpu.emission import SharedTable
 from ladder.lower.gpu.groups import bytes4, pair16
 from schedules.layouts import EXPONENTS, TILE
@@ -111,7 +111,7 @@ class Operands:
             word = b.bind(self._staged(self.memory.scales, row, low + h * 8))
             for row in range(geo.held_rows):
                 at = (slab * geo.held_rows + row) % EXPONENTS
-                self._hold_scale(m, row, h, self.spec.decoder.prepare(word, h, at))
+                self._hold_scale(m, row, h, self.spec.decoder.kept(word, h, at))
 
     def _load_rows(self, m: int, step: int, row: int) -> None:
         """Load the scale and zero operands of rows g and g+8."""
@@ -120,7 +120,7 @@ class Operands:
         for h in (0, 1):
             if self.registers.scales:
                 scale = duplicate(self._staged(self.memory.scales, step, low + h * 8))
-                self._hold_scale(m, row, h, self.spec.decoder.prepare(scale, h))
+                self._hold_scale(m, row, h, self.spec.decoder.kept(scale, h))
             for part in range(parts):
                 value = self._staged(self.memory.zeros, step * parts + part, low + h * 8)
                 b.store(self.registers.zeros[m], duplicate(value), (2 * row + h) * parts + part)
@@ -142,13 +142,12 @@ class Operands:
         step = min(geo.scale_step, TILE)
         count = registers * step // TILE
         for part in range(TILE // step):
-            scales, zeros = self._held(m, (tile * TILE + part * step) // geo.scale_step)
+            values = self._held(m, (tile * TILE + part * step) // geo.scale_step)
+            which = range(part * count, (part + 1) * count)
             target = (bank * geo.m64 + m) * SLAB_REGISTERS + tile * registers + part * count
-            self.spec.decoder.registers(
-                words, part * count, count, self.registers.operands, target, scales, zeros, self.table
-            )
+            self.spec.decoder.registers(words, which, self.registers.operands, target, values, self.table)
 
-    def _held(self, m: int, row: int) -> tuple[Any, Any]:
+    def _held(self, m: int, row: int) -> GroupValues:
         """Return the scale and zero operands of rows g and g+8, as the decoder takes them."""
         parts, registers = self.spec.geo.groups.zero_parts, self.registers
         scales = zeros = None
@@ -159,7 +158,7 @@ class Operands:
         if parts:
             held = [registers.zeros[m][2 * row * parts + index] for index in range(2 * parts)]
             zeros = tuple(held) if parts == 1 else (tuple(held[:2]), tuple(held[2:]))
-        return scales, zeros
+        return GroupValues(scales, zeros, prepared=True)
 
     def step(self, bank: int, m: int, step: int) -> list[Expr]:
         """Return the four operand registers of a step of a slab."""

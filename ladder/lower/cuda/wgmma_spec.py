@@ -2,81 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_geometry import WgmmaGeometry
 from ladder.lower.gpu.decode import Decoder, make_decoder
-from ladder.lower.gpu.emission import SharedTable, TirMachine
 from schedules.legal import check_legal
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
 
-@dataclass(frozen=True)
-class ScaledDecoder:
-    """Decodes to operands that hold values times their scales."""
-
-    decoder: Decoder
-
-    @property
-    def operand(self) -> str:
-        """Operand type of the decoded registers."""
-        return self.decoder.operand
-
-    @property
-    def factors(self) -> int:
-        """Registers that hold one row's scale."""
-        return self.decoder.factors
-
-    def prepare(self, scale: Expr, half: int, at: int | None = None) -> list[Expr]:
-        """Return what a row of half ``half`` keeps of its scale; arguments as of `Decoder.prepare`."""
-        m = TirMachine()
-        return [factor.content for factor in self.decoder.prepare(m, m.input(scale), half, at)]
-
-    def registers(
-        self,
-        words: Sequence[Expr],
-        first: int,
-        count: int,
-        out: Any,
-        out_first: int,
-        scales: tuple[Sequence[Expr], Sequence[Expr]] | None,
-        zeros: tuple[Any, Any] | None,
-        table: SharedTable | None,
-    ) -> None:
-        """Emit the decode of registers ``first .. first+count-1`` of the thread's tile.
-
-        As `Decoder.registers`, except that ``scales`` holds for rows g and g+8 what `prepare` returned.
-        """
-        self.decoder.registers(words, first, count, out, out_first, scales, zeros, table, prepared=True)
-
-
-def scaled_decoder(gemm: Gemm, device: TileDevice, room: int = 0) -> ScaledDecoder:
+def scaled_decoder(gemm: Gemm, device: TileDevice, room: int = 0) -> Decoder:
     """Return the decoder of a problem's operands, which leaves nothing to the finished sums.
 
     ``room`` is the shared memory in bytes of the table that it may have: few types have something cheaper.
     """
     decoder = make_decoder(gemm, device, table=room, gains=gemm.scale)
-    if decoder.gains != (1.0, 1.0):
-        decoder = make_decoder(gemm, device, table=room)
-    return ScaledDecoder(decoder)
+    return decoder if decoder.gains == (1.0, 1.0) else make_decoder(gemm, device, table=room)
 
 
-def byte_decoder(gemm: Gemm, device: TileDevice, room: int = 0) -> ScaledDecoder:
+def byte_decoder(gemm: Gemm, device: TileDevice, room: int = 0) -> Decoder:
     """Return the decoder of 8-bit operands; parameters as of `scaled_decoder`.
 
     It leaves gains to the sums, but not offsets and zero points, which would need the sums of x as well.
     """
     raw = make_decoder(gemm, device, "accumulator", table=room)
     zeros_left = gemm.zero != "none" and not raw.subtracts_zeros
-    if zeros_left or any(raw.offsets):
-        raw = make_decoder(gemm, device, table=room)
-    return ScaledDecoder(raw)
+    return make_decoder(gemm, device, table=room) if zeros_left or any(raw.offsets) else raw
 
 
 @dataclass(frozen=True)
@@ -87,7 +41,7 @@ class Spec:
     device: TileDevice
     schedule: GpuSchedule
     geo: WgmmaGeometry
-    decoder: ScaledDecoder
+    decoder: Decoder
 
     @property
     def integer(self) -> bool:

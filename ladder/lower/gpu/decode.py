@@ -54,6 +54,25 @@ class LoadedWords(Sequence[Word]):
 
 
 @dataclass(frozen=True)
+class GroupValues:
+    """What registers of one group of K are decoded with, for rows g and g+8; None where there is nothing.
+
+    scales: In both halves of a uint32 (16-bit cores), or, if ``prepared``, what `Decoder.kept` returned.
+    zeros: Zero points: uint32 with the value in both halves (16-bit cores) or all four bytes (8-bit cores);
+        for real zero points, pairs (coarse part, remainder).
+    at: Byte of ``scales`` that holds the exponent, where those are words of exponents.
+    """
+
+    scales: tuple[Any, Any] | None = None
+    zeros: tuple[Any, Any] | None = None
+    at: int | None = None
+    prepared: bool = False
+
+
+NO_VALUES = GroupValues()
+
+
+@dataclass(frozen=True)
 class Decoder:
     """Decodes one weight type to one operand type.
 
@@ -131,47 +150,43 @@ class Decoder:
     def registers(
         self,
         tile_words: Any,
-        first: int,
-        count: int,
+        which: range,
         out: Any,
-        out_first: int,
-        scales: tuple[Any, Any] | None,
-        zeros: tuple[Any, Any] | None,
+        first: int,
+        values: GroupValues = NO_VALUES,
         table: SharedTable | None = None,
-        *,
-        at: int | None = None,
-        prepared: bool = False,
     ) -> None:
-        """Emit the decode of registers ``first .. first+count-1`` of the thread's tile.
+        """Emit the decode of some registers of the thread's tile, which lie in one group of K.
 
         tile_words: Local uint32 buffer of all the thread's words, planes one after another.
-        out, out_first: Local uint32 buffer that receives the registers, and where.
-        scales: Scales of rows g and g+8 in both halves of a uint32 (16-bit cores), or None.
-        zeros: Zero points of rows g and g+8: uint32 with the value in both halves (16-bit cores) or all four
-            bytes (8-bit cores); for real zero points, pairs (coarse part, remainder).
+        which: Numbers of the registers.
+        out, first: Local uint32 buffer that receives them, and where.
+        values: Scales and zero points of the group.
         table: The decoder's table, if it has one (`table_words`).
-        at: Byte of ``scales`` that holds the exponent, where those are words of exponents.
-        prepared: Whether ``scales`` holds lists of what `prepare` made of the scales.
         """
-        m = self.machine(table)
+        m, zeros = self.machine(table), values.zeros
         words = LoadedWords(m, tile_words, self.words)
         parts = (None, None) if zeros is None else tuple(self._parts(m, zero) for zero in zeros)
-        factors = None if scales is None else self._factors(m, scales, at, prepared)
-        for index in range(first, first + count):
-            factor = None if factors is None else factors[index % 2]
-            value = self.value(m, words, index, factor, parts[index % 2])
-            b.store(out, value.content, out_first + index - first)
+        factors = self._factors(m, values)
+        for place, index in enumerate(which, first):
+            value = self.value(m, words, index, factors[index % 2], parts[index % 2])
+            b.store(out, value.content, place)
 
     def machine(self, table: SharedTable | None) -> TirMachine:
         return TirMachine(table)
 
-    def _factors(
-        self, m: Machine, scales: tuple[Any, Any], at: int | None, prepared: bool
-    ) -> list[list[Word]]:
+    def _factors(self, m: Machine, values: GroupValues) -> Sequence[list[Word] | None]:
         """Return the factors of rows g and g+8."""
-        if prepared:
-            return [[m.input(factor) for factor in row] for row in scales]
-        return [self.prepare(m, m.input(scale), half, at) for half, scale in enumerate(scales)]
+        if values.scales is None:
+            return (None, None)
+        if values.prepared:
+            return [[m.input(factor) for factor in row] for row in values.scales]
+        return [self.prepare(m, m.input(scale), half, values.at) for half, scale in enumerate(values.scales)]
+
+    def kept(self, scale: Expr, half: int, at: int | None = None) -> list[Expr]:
+        """Emit what `GroupValues.scales` holds prepared of the scale of row g (``half`` 0) or g+8."""
+        m = self.machine(None)
+        return [factor.content for factor in self.prepare(m, m.input(scale), half, at)]
 
     @property
     def factors(self) -> int:

@@ -20,6 +20,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.accumulators import Accumulators
+from ladder.lower.gpu.decode import Decoder, GroupValues
 from ladder.lower.gpu.emission import SharedTable, helper
 from ladder.lower.gpu.groups import GroupRegisters
 from ladder.lower.gpu.instructions import MatrixStep
@@ -36,7 +37,9 @@ class TileMultiplier:
     table: The decoder's table in shared memory, if it has one.
     """
 
-    def __init__(self, decoder: Any, accumulators: Accumulators, table: SharedTable | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, accumulators: Accumulators, table: SharedTable | None = None
+    ) -> None:
         self.decoder, self.accumulators, self.table = decoder, accumulators, table
         self.groups = accumulators.groups
         self.parts, self.joined = accumulators.step.parts, accumulators.step.joined
@@ -116,17 +119,14 @@ class TileMultiplier:
         zeros, registers = self.decoder.subtracts_zeros, group_registers[block // self.parts]
         for granule in self._granules(span):
             first = max(granule * self.groups.registers, span * self.span)
-            self.decoder.registers(
-                words[block],
-                first,
-                count,
-                self.operands,
-                block * self.span + first - span * self.span,
+            values = GroupValues(
                 registers.operand_scales(granule),
                 registers.operand_zeros(granule) if zeros else None,
-                self.table,
-                at=registers.exponent_at(granule),
+                registers.exponent_at(granule),
             )
+            place = block * self.span + first - span * self.span
+            which = range(first, first + count)
+            self.decoder.registers(words[block], which, self.operands, place, values, self.table)
 
     def _multiply(self, block: int, m_block: int, span: int, granule: int) -> None:
         """Emit a granule's steps of the joined parts of a row block from ``block`` on within a span."""
