@@ -21,7 +21,7 @@ from ladder.capture.operations.function_modes import by_mode
 from ladder.capture.operations.module_items import MODULE_GET, module_item
 from ladder.capture.operations.objects import is_fixed, pinned_part, seen_through, tuple_item
 from ladder.capture.operations.symbolic import OF_ANY_VALUES, is_open, open_metadata
-from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.operations.tensor_operators import is_external, tensor_operator
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.python.words import words
@@ -451,12 +451,6 @@ def meet_metadata(vm: Interpreter, value: torch.Tensor, name: str) -> None:
     text = f"{node.var}.{name}{'()' if callable(found) else ''}"
     found = vm.heap.constant(found() if callable(found) else found)
     vm.heap.guard.check(f"{text} == {found}", f"{node.var}.{name}")
-
-
-def is_external(vm: Interpreter, value: Any) -> bool:
-    """Say whether an object was there before the segment."""
-    node = vm.heap.find(value)
-    return node is not None and node.external
 
 
 def is_data(described: type) -> bool:

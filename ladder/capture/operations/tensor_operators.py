@@ -158,7 +158,7 @@ def _untouched(vm: Interpreter, function: Any, args: Any) -> set[int]:
     Raises Abandoned where `function` would change a tensor from outside otherwise.
     """
     gathers = function in tensors.CALLS_HOOKS and function is not torch.autograd.grad
-    if gathers or (_is_in_place(function) and args and _is_external(vm, args[0])):
+    if gathers or (_is_in_place(function) and args and is_external(vm, args[0])):
         raise Abandoned("an operator on a side of a branch changes a tensor from outside")
     strided = [node.obj for node in vm.heap.tensors if node.obj.layout is torch.strided]
     return {*map(storage_of, strided)}
@@ -168,7 +168,8 @@ def _is_in_place(function: Any) -> bool:
     return bool(getattr(function, "__name__", "").endswith("_"))
 
 
-def _is_external(vm: Interpreter, value: Any) -> bool:
+def is_external(vm: Interpreter, value: Any) -> bool:
+    """Say whether an object was there before the segment."""
     node = vm.heap.find(value)
     return node is not None and node.external
 
@@ -198,7 +199,7 @@ def _is_impure(vm: Interpreter, function: Any, args: Any, result: Any, monitor: 
     if function in _SETTERS or function in tensors.STATE_WRITES or function in settings.READS:
         return False
     in_place = _is_in_place(function) and bool(args) and result is args[0]
-    return result is None or (in_place and _is_external(vm, result))
+    return result is None or (in_place and is_external(vm, result))
 
 
 def _written(vm: Interpreter, monitor: Monitor) -> list[Node]:

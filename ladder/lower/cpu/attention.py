@@ -187,14 +187,8 @@ class _Block:
         if not self.kernel.form.strict:  # -inf - -inf is NaN
             greatest = b.bind(tirx.Select(greatest == T.float32(HIDDEN), T.float32(0), greatest))
         with b.loop(self.panels) as panel, b.vector(LANES) as lane:
-
-            def kept(value: Expr) -> Expr:
-                cell = v.scratch(LANES, str(value.ty.dtype))
-                b.store(cell, value, lane)
-                return cell[lane]
-
             at = begin + panel * LANES + lane
-            b.store(self.scores, exp(self.scores[at] - greatest, kept), at)
+            b.store(self.scores, exp(self.scores[at] - greatest, v.kept_in(lane)), at)
         total = self.folded(begin, lambda one, other: one + other, 0)
         if self.kernel.form.strict:
             return b.bind(T.float32(1) / total)

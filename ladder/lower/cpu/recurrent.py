@@ -36,8 +36,6 @@ def emit_recurrent(form: Recurrent, registers: Registers, has_dots: bool, name: 
     product of a GRU's last gate; the others are as the standard has them, ``lengths`` int32. Where weights
     are codes, `CodedLayer` says what they are.
     """
-    from ladder.lower.cpu.recurrent import CodedLayer
-
     with b.function(name) as result:
         if form.codes:
             coded = CodedLayer(form, registers, has_dots)
@@ -111,14 +109,15 @@ class Layer:
                 b.store(place, length[0] - 1 - step if backward else step, 0)
                 self.step(direction, row, place[0])
 
-            def behind() -> None:
-                with b.loop(self.form.hidden) as at:
-                    b.store(self.y, T.float32(0), step, direction, row, at)
-
-            b.either(step < length[0], inside, behind)
+            b.either(step < length[0], inside, lambda: self.store_zeros(step, direction, row))
         for state, last in zip(self.scratch.state, self.last, strict=True):
             with b.loop(self.form.hidden) as at:
                 b.store(last, state[at], direction, row, at)
+
+    def store_zeros(self, step: Expr, direction: int, row: Expr) -> None:
+        """Emit the results of a step that a sequence does not have."""
+        with b.loop(self.form.hidden) as at:
+            b.store(self.y, T.float32(0), step, direction, row, at)
 
     def step(self, direction: int, row: Expr, place: Expr) -> None:
         given = place * self.batch + row
@@ -162,13 +161,7 @@ class Layer:
     def each(self, emit: Callable[[Expr, Callable[[Expr], Expr]], None]) -> None:
         """Emit something for every element of the state, in vectors."""
         with b.loop(self.size // LANES) as chunk, b.vector(LANES) as lane:
-
-            def kept(value: Expr) -> Expr:
-                cell = v.scratch(LANES, str(value.ty.dtype))
-                b.store(cell, value, lane)
-                return cell[lane]
-
-            emit(chunk * LANES + lane, kept)
+            emit(chunk * LANES + lane, v.kept_in(lane))
 
     def gate(self, number: int, at: Expr) -> Expr:
         return self.scratch.sums[number * self.size + at]
@@ -315,11 +308,7 @@ class CodedLayer(Layer):
                     with b.loop(self.form.hidden) as at:
                         b.store(last, state[at], direction, row, at)
 
-            def behind() -> None:
-                with b.loop(self.form.hidden) as at:
-                    b.store(self.y, T.float32(0), step, direction, row, at)
-
-            b.either(step < self.lengths[row], inside, behind)
+            b.either(step < self.lengths[row], inside, lambda: self.store_zeros(step, direction, row))
 
     def taken(self, state: Any, last: Any, direction: int, row: Expr) -> None:
         """Emit the copy of a row to where a step works; zeros beyond it stay."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -161,6 +161,17 @@ def scratch(count: Expr, dtype: str) -> Any:
         # Without the annotation TVM calls its workspace allocator in the loop.
         return I.alloc_buffer((count,), dtype, scope="global", annotations={"disable_lower_builtin": True})
     return heap(count, dtype)
+
+
+def kept_in(lane: Expr, lanes: int = 16) -> Callable[[Expr], Expr]:
+    """Return what keeps a value in a register in a loop over lanes, where no name can be bound."""
+
+    def kept(value: Expr) -> Expr:
+        register = scratch(lanes, str(value.ty.dtype))
+        b.store(register, value, lane)
+        return register[lane]
+
+    return kept
 
 
 def aligned(count: Expr, dtype: str) -> Any:

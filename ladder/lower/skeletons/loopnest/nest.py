@@ -101,14 +101,8 @@ def _tensor(operand: Operand, shape: tuple[Expr, ...]) -> Any:
     return b.tensor(NAMES.get(operand.name, operand.name), shape, dtype, align=BYTES.get(dtype, 1))
 
 
-def _kept(value: Expr) -> Expr:
-    """Return a value in a register, also in a loop over lanes, where no name can be bound."""
-    register = v.scratch(1, str(value.ty.dtype))
-    b.store(register, value, 0)
-    return register[0]
-
-
-FUNCTIONS = {"exp": lambda x: exp(x, _kept), "keep": _kept}
+KEPT = v.kept_in(0, 1)
+FUNCTIONS = {"exp": lambda x: exp(x, KEPT), "keep": KEPT}
 """What functions become in the epilogue: the exponential of LLVM's vectors would be a call per lane."""
 
 
