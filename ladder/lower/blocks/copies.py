@@ -17,6 +17,7 @@ from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.geometry import SPARE
 from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout
+from ladder.lower.cuda.bulk_copies import TENSOR_COPY
 from tile_types.errors import ScheduleError
 
 LINE_BYTES = 128
@@ -179,7 +180,6 @@ class HeldCopy:
                 context.dialect.write(context.shared, context.dialect.address(piece.place), words)
 
 
-TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 TENSOR_PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
 MAP_SWIZZLE = {8: 3, 4: 2}
 """Chunks per panel -> CU_TENSOR_MAP_SWIZZLE_128B or _64B; otherwise there is none."""

@@ -22,11 +22,10 @@ from ladder.lower.blocks.fragments import Shape
 from ladder.lower.blocks.packed_layout import PackedLayout
 from ladder.lower.blocks.shared import CHUNK_BYTES
 from ladder.lower.blocks.values import Value
+from ladder.lower.cuda.bulk_copies import bulk_copy
 from ladder.lower.gpu.decode import Decoder, GroupValues, load_order
 from schedules.layouts import TILE
 from tile_types.errors import ScheduleError
-
-BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 STEPS = TILE // 16
 """Steps of 16 elements along K of a packed tile."""
@@ -70,7 +69,7 @@ class PackedCopy(Copy):
         shared = self.context.shared.words
         for target, tensor, first, count in self._runs(step, at):
             place, source = shared.ptr_to([b.bind(target // 4)]), tensor.ptr_to([first])
-            b.ptx(BULK_COPY, place, source, T.uint32(count), barrier)
+            bulk_copy(place, source, count, barrier)
 
     def prefetch(self, step: Expr) -> None:
         for _, tensor, first, count in self._runs(step, 0):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 
@@ -32,8 +32,20 @@ from ladder.lower.chain.vectors import ACCESS_BYTES
 from ladder.movement.mapping import Mapping
 from schedules.schedule import check
 
-Piece = tuple[str, int, int, Expr, Expr]
-"""(result, trailing axes that count as one, width, start, stop)."""
+
+class Piece(NamedTuple):
+    """Neighbouring columns of a result, in vectors.
+
+    merged: Trailing axes that count as one.
+    width: Elements of a vector.
+    """
+
+    value: str
+    merged: int
+    width: int
+    start: Expr
+    stop: Expr
+
 
 Places = dict[Any, tuple[Expr, Index]]
 """Extents -> (number of the vector in its row, index of the row)."""
@@ -123,7 +135,7 @@ class VectorLoops:
         plans = [plan for value in self.nest.graph.outputs for plan in self.pieces(value)]
         groups: list[tuple[Expr, list[Piece]]] = []
         for plan in plans:
-            count = known(self.items(*plan))
+            count = known(self.items(plan))
             together = next((pieces for other, pieces in groups if same(count, other)), None)
             if together is None:
                 groups.append((count, [plan]))
@@ -187,7 +199,7 @@ class VectorLoops:
             self.nest.within(item, count)
             places: Places = {}
             for plan in plans:
-                self.flat_item(item, places, *plan)
+                self.flat_item(item, places, plan)
             self.nest.vectors.words.clear()
         for valid, store in self.nest.later or ():
             with self.nest.where(valid):
@@ -198,27 +210,20 @@ class VectorLoops:
         """Return the pieces of a result's last axis; a number has one."""
         shape = [self.nest.extent(extent) for extent in self.nest.graph.tile(value).shape]
         if not self.has_columns(value):
-            return [(value, 1, 1, 0, 1)]
+            return [Piece(value, 1, 1, 0, 1)]
         if self.nest.reductions() and len(shape) == self.nest.rows:
-            return [(value, 1, self.nest.window_width, 0, shape[-1])]
+            return [Piece(value, 1, self.nest.window_width, 0, shape[-1])]
         merged, width = (1, 1) if self.nest.reductions() else self.layout(value)
         width = 1 if self.works_apart() else width
         if merged > 1:
-            return [
-                (
-                    value,
-                    merged,
-                    width,
-                    0,
-                    self.nest.extent(product(self.nest.graph.tile(value).shape[-merged:])),
-                )
-            ]
+            columns = self.nest.extent(product(self.nest.graph.tile(value).shape[-merged:]))
+            return [Piece(value, merged, width, 0, columns)]
         probes = tuple(self.nest.probe(f"p{axis}", extent) for axis, extent in enumerate(shape))
         cuts = self.nest.cuts(value, probes, probes[-1], shape[-1])
         if len(cuts) == 1 or self.nest.reductions() or self.works_apart():
             whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
-            return [(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
-        return [(value, 1, self.piece_width(value, start, stop), start, stop) for start, stop in cuts]
+            return [Piece(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
+        return [Piece(value, 1, self.piece_width(value, start, stop), start, stop) for start, stop in cuts]
 
     def works_apart(self) -> bool:
         """Whether threads take single elements: few, of functions whose code is slower to fetch than to run.
@@ -232,22 +237,21 @@ class VectorLoops:
         few = len(counts) == len(sizes) and sum(counts) <= most
         return few and mapping.num <= 1 and any(node.operator in LONG for node in graph.nodes)
 
-    def items(self, value: str, merged: int, width: int, start: Expr, stop: Expr) -> Expr:
+    def items(self, piece: Piece) -> Expr:
         """Return how many vectors a piece has over all rows."""
-        shape = self.nest.graph.tile(value).shape
-        if not self.has_columns(value):
+        if not self.has_columns(piece.value):
             return self.nest.count
-        return self.nest.extent(product(shape[:-merged])) * tirx.floordiv(stop - start, width)
+        outer = self.nest.extent(product(self.nest.graph.tile(piece.value).shape[: -piece.merged]))
+        return outer * tirx.floordiv(piece.stop - piece.start, piece.width)
 
     def has_columns(self, value: str) -> bool:
         shape = self.nest.graph.tile(value).shape
         alone = bool(self.nest.reductions()) and len(shape) == self.nest.rows and self.nest.window_width == 1
         return bool(shape) and not alone
 
-    def flat_item(
-        self, item: Expr, places: Places, value: str, merged: int, width: int, start: Expr, stop: Expr
-    ) -> None:
+    def flat_item(self, item: Expr, places: Places, piece: Piece) -> None:
         """Emit the vector that a thread has."""
+        value, merged, width, start, stop = piece
         shape = [self.nest.extent(extent) for extent in self.nest.graph.tile(value).shape]
         if not self.has_columns(value):
             self.nest.store_vector(value, [self.nest.unravelled(item, shape)])

@@ -252,14 +252,16 @@ def load(
     row: Where the row begins, and which of the lanes that share it this one is.
     to: Words, and the first of the row's.
     """
-    (at, lane), (words, first), form = row, to, spec.form
-    each = spec.operands.row_bytes(tensor) // form.size
-    column = piece.column(lane)
-    beyond = piece.end(LANES_OF_VALUE if tensor == "v" else LANES_OF_KEY) > form.size
-    with b.when(column < form.size) if beyond else nullcontext():
-        _load(
-            spec, place, tensor, at + column, words, first + piece.before * each // 4, piece.elements * each
-        )
+    (at, lane), (words, first), size = row, to, spec.form.size
+    each = spec.operands.row_bytes(tensor) // size
+    column, first = piece.column(lane), first + piece.before * each // 4
+    step = min(piece.elements * each, 16)
+    beyond = piece.end(LANES_OF_VALUE if tensor == "v" else LANES_OF_KEY) > size
+    with b.when(column < size) if beyond else nullcontext():
+        for part in range(piece.elements * each // step):
+            targets = (words[first + (part * step) // 4 + i] for i in range(step // 4))
+            source = place.inputs.tensors[tensor].ptr_to([at + column + part * step // each])
+            b.ptx(LOADS[step], *targets, source)
 
 
 def zeros(spec: Spec, count: int) -> Any:
@@ -268,16 +270,6 @@ def zeros(spec: Spec, count: int) -> Any:
     for index in range(count if spec.form.width > spec.form.size else 0):
         b.store(words, T.uint32(0), index)
     return words
-
-
-def _load(spec: Spec, place: Place, tensor: str, at: Expr, words: Any, first: int, nbytes: int) -> None:
-    """Load neighbouring bytes of a tensor into words."""
-    step = min(nbytes, 16)
-    per_step = step // 4
-    for part in range(nbytes // step):
-        targets = (words[first + part * per_step + i] for i in range(per_step))
-        elements = part * step * spec.form.size // spec.operands.row_bytes(tensor)
-        b.ptx(LOADS[step], *targets, place.inputs.tensors[tensor].ptr_to([at + elements]))
 
 
 def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:

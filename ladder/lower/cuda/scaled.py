@@ -17,6 +17,7 @@ from tvm.script import tirx as T
 from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda.bulk_copies import TENSOR_COPY, bulk_copy
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scaled_memory import (
     WARPS,
@@ -40,7 +41,6 @@ from ladder.lower.cuda.tcgen05_memory import (
 )
 from ladder.lower.cuda.tcgen05_products import DESCRIPTOR_HIGH, STEP_BYTES, STEPS, commit
 from ladder.lower.cuda.wgmma_cluster_sums import SEND
-from ladder.lower.cuda.wgmma_producer import BULK_COPY, TENSOR_COPY
 from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE, pin_registers
 from schedules.scaled import (
     ATOM,
@@ -268,7 +268,7 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
 
     def work() -> None:
         with b.when(warp == WARPS), b.when(T.cuda.elect_sync()):
-            _produce(form, schedule, args, memory, where, (x_map, w_map), copied)
+            Producer(form, schedule, args, memory, where, (x_map, w_map), copied).fill()
         with b.when(warp == WARPS + 1), b.when(T.cuda.elect_sync()):
             issuer = Issuer(form, schedule, memory, base)
 
@@ -299,42 +299,11 @@ def _set_up(form: ScaledGemm, schedule: ScaledSchedule, memory: Memory, where: P
     after_sync()
 
 
-def _produce(
-    form: ScaledGemm,
-    schedule: ScaledSchedule,
-    args: ScaledArguments,
-    memory: Memory,
-    where: Place,
-    maps: tuple[Expr, Expr],
-    copied: Expr,
-) -> None:
-    """Copy slab after slab of both operands and their scales into the ring."""
-    ring = Ring(schedule.stages)
-    first_m = where.m_tile * schedule.tile_m
-    own_m = first_m + where.rank * schedule.held_m if schedule.pair else first_m
-    inside = where.part * schedule.rows
-    scales = Scales(form, schedule, args, memory, where, copied)
-    with b.loop(where.iterations) as iteration:
-        stage, slab = ring.stage.value, b.bind(where.first + iteration)
-        b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), ring.phase.value ^ 1))
-        full = memory.full.ptr_to([stage])
-        size = T.Cast("uint32", (copied + schedule.rows) * SLAB + scales.bytes)
-        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, size))
-        b.ptx(TENSOR_COPY, memory.x.place(stage), T.address_of(maps[0]), slab * SLAB, own_m, full)
-        w_row, target = where.n_tile * ROWS + inside, memory.w.place(stage, inside * SLAB)
-        b.ptx(TENSOR_COPY, target, T.address_of(maps[1]), slab * SLAB, w_row, full)
-        scales.copy(stage, slab, first_m, full)
-        ring.advance()
-    if schedule.pair:  # products of the other block's thread arrive here: not after this block has ended
-        with b.loop(schedule.stages):
-            b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([ring.stage.value]), ring.phase.value ^ 1))
-            ring.advance()
-
-
 @dataclass(frozen=True)
-class Scales:
-    """Copies the scales of a slab.
+class Producer:
+    """Copies both operands and their scales into the ring.
 
+    maps: Tensor maps of x and of the weight.
     copied: Activation rows that the block copies.
     """
 
@@ -343,7 +312,32 @@ class Scales:
     args: ScaledArguments
     memory: Memory
     where: Place
+    maps: tuple[Expr, Expr]
     copied: Expr
+
+    def fill(self) -> None:
+        """Copy slab after slab."""
+        schedule, memory, where = self.schedule, self.memory, self.where
+        ring = Ring(schedule.stages)
+        first_m = where.m_tile * schedule.tile_m
+        own_m = first_m + where.rank * schedule.held_m if schedule.pair else first_m
+        inside = where.part * schedule.rows
+        with b.loop(where.iterations) as iteration:
+            stage, slab = ring.stage.value, b.bind(where.first + iteration)
+            b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), ring.phase.value ^ 1))
+            full = memory.full.ptr_to([stage])
+            size = T.Cast("uint32", (self.copied + schedule.rows) * SLAB + self.scale_bytes)
+            b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, size))
+            x_map, w_map = map(T.address_of, self.maps)
+            b.ptx(TENSOR_COPY, memory.x.place(stage), x_map, slab * SLAB, own_m, full)
+            w_row, target = where.n_tile * ROWS + inside, memory.w.place(stage, inside * SLAB)
+            b.ptx(TENSOR_COPY, target, w_map, slab * SLAB, w_row, full)
+            self._copy_scales(stage, slab, first_m, full)
+            ring.advance()
+        if schedule.pair:  # products of the other block's thread arrive here: not after this block has ended
+            with b.loop(schedule.stages):
+                b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([ring.stage.value]), ring.phase.value ^ 1))
+                ring.advance()
 
     @property
     def held(self) -> int:
@@ -351,25 +345,25 @@ class Scales:
         return self.form.slab_atoms * ATOM
 
     @property
-    def bytes(self) -> Expr:
-        """Bytes of all copies of a slab."""
+    def scale_bytes(self) -> Expr:
+        """Bytes of all copies of a slab's scales."""
         if self.schedule.rows < ROWS:
             return self.held + self.copied * (LANE_SCALES * self.form.slab_atoms)
         return self.held * (1 + self.schedule.x_atoms)
 
-    def copy(self, stage: Expr, slab: Expr, first_m: Expr, full: Expr) -> None:
-        """Start the copies: the weight's atoms, then those of x."""
+    def _copy_scales(self, stage: Expr, slab: Expr, first_m: Expr, full: Expr) -> None:
+        """Start the copies of scales: the weight's atoms, then those of x."""
         args, schedule, where, target = self.args, self.schedule, self.where, self.memory.scales
-        first, size = slab * self.form.slab_atoms, T.uint32(self.held)
+        first = slab * self.form.slab_atoms
         # The second block of a pair may have no weights: its rows are never stored.
         atom = T.min(where.n_tile, args.w_atoms - 1) if schedule.pair else where.n_tile
-        b.ptx(BULK_COPY, target.place(stage), args.w_scales.ptr_to([atom, first, 0]), size, full)
+        bulk_copy(target.place(stage), args.w_scales.ptr_to([atom, first, 0]), self.held, full)
         for index in range(schedule.x_atoms):
             # Rows beyond M have the last rows' scales: their sums are never stored.
             row, place = T.min(first_m // ROWS + index, args.x_atoms - 1), (1 + index) * self.held
             if schedule.rows == ROWS:
                 source = args.x_scales.ptr_to([row, first, 0])
-                b.ptx(BULK_COPY, target.place(stage, place), source, size, full)
+                bulk_copy(target.place(stage, place), source, self.held, full)
             else:
                 self._copy_lanes(stage, row, first, full)
 
@@ -378,4 +372,4 @@ class Scales:
         size = T.Cast("uint32", self.copied * LANE_SCALES)
         for atom in range(self.form.slab_atoms):
             target = self.memory.scales.place(stage, self.held + atom * ATOM)
-            b.ptx(BULK_COPY, target, self.args.x_scales.ptr_to([row, first + atom, 0]), size, full)
+            bulk_copy(target, self.args.x_scales.ptr_to([row, first + atom, 0]), size, full)

@@ -23,6 +23,7 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.windows import Windows
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda.bulk_copies import TENSOR_COPY, bulk_copy
 from ladder.lower.cuda.wgmma_grid import Grid, Piece, rows_per_copy
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_spec import Spec
@@ -36,7 +37,6 @@ from schedules.schedule import check
 
 SWIZZLE_128 = 3
 
-TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 WINDOW_COPY = "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
 MULTICAST = ".multicast::cluster"
 
@@ -155,11 +155,16 @@ def begin_copies(spec: Spec, args: Arguments, x_map: Expr, piece: Piece, first_m
     return WindowCopies(spec, args, x_map, windows, piece, first_m)
 
 
-BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-
-
 PREFETCH_BYTES = 32 * 1024
 """Bytes of packed words that a block fetches into L2 before the kernel before has ended."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage that is being filled: its number in the ring, and the barrier at which its bytes arrive."""
+
+    number: Expr
+    barrier: Expr
 
 
 @dataclass(frozen=True)
@@ -212,19 +217,19 @@ class Producer:
 
     def _fill_stage(self, x: TileCopies, row_tile: Expr, parts: list[Expr]) -> None:
         """Wait until the stage is free, then start every copy into it, of equal parts from K tiles on."""
-        memory, stage = self.memory, self.ring.stage.value
-        b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), self.ring.phase.value ^ 1))
-        barrier = memory.full.ptr_to([stage])
-        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, self._stage_bytes()))
-        self._fill_x(x, stage, barrier, parts)
+        memory, number = self.memory, self.ring.stage.value
+        b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([number]), self.ring.phase.value ^ 1))
+        stage = Stage(number, memory.full.ptr_to([number]))
+        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(stage.barrier, self._stage_bytes()))
+        self._fill_x(x, stage, parts)
         for index in range(self.spec.geo.row_tiles):
             # Tiles beyond the matrix repeat the last one: their rows are never stored.
             row = b.bind(T.min(row_tile + index, self.args.n_tiles - 1))
             for part, k_tile in enumerate(parts):
                 tiles = self.spec.geo.stage_tiles // len(parts)
-                self._fill_words(stage, barrier, index, row, k_tile, part * tiles, tiles)
+                self._fill_words(stage, index, row, k_tile, range(part * tiles, (part + 1) * tiles))
         if memory.scales is not None or memory.zeros is not None:
-            self._fill_rows(stage, barrier, row_tile, parts)
+            self._fill_rows(stage, row_tile, parts)
 
     def _stage_bytes(self) -> Expr:
         """Return the bytes of a stage: of x, only rows that are copied."""
@@ -234,7 +239,7 @@ class Producer:
         rows = self.grid.copied_m * (copies * geo.slabs)
         return T.Cast("uint32", rows * SWIZZLE_ROW + rest)
 
-    def _fill_x(self, x: TileCopies, stage: Expr, barrier: Expr, parts: list[Expr]) -> None:
+    def _fill_x(self, x: TileCopies, stage: Stage, parts: list[Expr]) -> None:
         """Copy this block's share of the activation rows, to every block of the cluster that needs it."""
         geo, grid, schedule = self.spec.geo, self.grid, self.spec.schedule
         cluster, mask, first = schedule.cluster, None, 0
@@ -243,31 +248,28 @@ class Producer:
             first = grid.member * grid.copied_m * SWIZZLE_ROW
         for slab in range(geo.slabs):
             place = slab * geo.held_m * SWIZZLE_ROW + first
-            target = self.memory.x.ptr_to([stage, place])
+            target = self.memory.x.ptr_to([stage.number, place])
             part, rest = divmod(slab, geo.slabs // len(parts))
-            x.copy(target, barrier, parts[part] + rest * geo.tiles_per_slab, mask)
+            x.copy(target, stage.barrier, parts[part] + rest * geo.tiles_per_slab, mask)
 
-    def _fill_words(
-        self, stage: Expr, barrier: Expr, index: int, row: Expr, k_tile: Expr, first: int, tiles: int
-    ) -> None:
-        """Copy packed tiles of one row tile from the stage's ``first`` on; beyond K the last (x is zero)."""
-        geo, words, target = self.spec.geo, self.args.words, self.memory.words
-        base = (index * geo.stage_tiles + first) * geo.groups.tile_words
-        size = T.uint32(geo.groups.tile_words * 4)
+    def _fill_words(self, stage: Stage, index: int, row: Expr, k_tile: Expr, tiles: range) -> None:
+        """Copy one row tile's packed tiles of the stage; beyond K the last one (x is zero there)."""
+        geo, memory = self.spec.geo, self.memory.words
+        base = (index * geo.stage_tiles + tiles.start) * geo.groups.tile_words
 
-        def whole() -> None:
-            total = T.uint32(tiles * geo.groups.tile_words * 4)
-            b.ptx(BULK_COPY, target.ptr_to([stage, base]), words.ptr_to([row, k_tile, 0]), total, barrier)
+        def copy(tile: Expr, step: int, count: int) -> None:
+            target = memory.ptr_to([stage.number, base + step * geo.groups.tile_words])
+            source = self.args.words.ptr_to([row, tile, 0])
+            bulk_copy(target, source, count * geo.groups.tile_words * 4, stage.barrier)
 
         def clamped() -> None:
-            for step in range(tiles):
-                tile = T.min(k_tile + step, self.args.k_tiles - 1)
-                place = target.ptr_to([stage, base + step * geo.groups.tile_words])
-                b.ptx(BULK_COPY, place, words.ptr_to([row, tile, 0]), size, barrier)
+            for step in range(len(tiles)):
+                copy(T.min(k_tile + step, self.args.k_tiles - 1), step, 1)
 
-        b.either(k_tile + tiles <= self.args.k_tiles, whole, clamped)
+        inside = k_tile + len(tiles) <= self.args.k_tiles
+        b.either(inside, lambda: copy(k_tile, 0, len(tiles)), clamped)
 
-    def _fill_rows(self, stage: Expr, barrier: Expr, row_tile: Expr, parts: list[Expr]) -> None:
+    def _fill_rows(self, stage: Stage, row_tile: Expr, parts: list[Expr]) -> None:
         """Copy the scales and zero points of all rows of the tile, per scale row."""
         geo, count = self.spec.geo, self.spec.geo.row_tiles
 
@@ -275,7 +277,7 @@ class Producer:
             for step in range(geo.scale_rows):
                 part, rest = divmod(step * geo.row_step, self.spec.schedule.tile_k // len(parts))
                 group = self._group_row(parts[part] * TILE + rest)
-                self._fill_group(stage, barrier, step, group, first, index, tiles)
+                self._fill_group(stage, step, group, first, range(index, index + tiles))
 
         def clamped() -> None:
             for index in range(count):
@@ -286,20 +288,19 @@ class Producer:
         else:
             b.either(row_tile + count <= self.args.n_tiles, lambda: copy(row_tile, 0, count), clamped)
 
-    def _fill_group(
-        self, stage: Expr, barrier: Expr, step: int, group: Expr, first: Expr, index: int, tiles: int
-    ) -> None:
-        """Copy one scale row of ``tiles`` row tiles, the first of them ``first``, to place ``index``."""
+    def _fill_group(self, stage: Stage, step: int, group: Expr, first: Expr, tiles: range) -> None:
+        """Copy one scale row of row tiles from ``first`` on to the places ``tiles``."""
         geo, memory, tile_n = self.spec.geo, self.memory, self.spec.schedule.tile_n
+        place, rows = tiles.start * TILE, len(tiles) * TILE
         if memory.scales is not None:
-            target = memory.scales.ptr_to([stage, step * tile_n + index * TILE])
+            target = memory.scales.ptr_to([stage.number, step * tile_n + place])
             source = self.args.scales.ptr_to([group, first * TILE])
-            b.ptx(BULK_COPY, target, source, T.uint32(tiles * TILE * geo.scale_bytes), barrier)
+            bulk_copy(target, source, rows * geo.scale_bytes, stage.barrier)
         for part in range(geo.groups.zero_parts):
             line = (step * geo.groups.zero_parts + part) * tile_n
-            target = memory.zeros.ptr_to([stage, line + index * TILE])
+            target = memory.zeros.ptr_to([stage.number, line + place])
             source = self.args.zeros.ptr_to(self._zero_index(group, part, first * TILE))
-            b.ptx(BULK_COPY, target, source, T.uint32(tiles * TILE * geo.zero_bytes), barrier)
+            bulk_copy(target, source, rows * geo.zero_bytes, stage.barrier)
 
     def _zero_index(self, group: Expr, part: int, n: Expr) -> list[Expr]:
         return [group, part, n] if self.spec.geo.groups.zero_parts == 2 else [group, n]

@@ -158,24 +158,16 @@ class _Body:
         s, form = self.schedule, self.form
         # Infinity times a zero beyond K is no number: x is then to vanish too.
         infinite = form.activation == "mxfp8_e5m2"
-        w = self._side(form.weight, (self.w, self.w_scales), self.first_n, s.row_steps, self.n, 0, True)
-        first = s.row_steps * (w.layout.words + 1)
-        x = (self.x, self.x_scales)
-        return w, self._side(form.activation, x, self.first_m, s.m_steps, self.m, first, infinite)
+        rows = self._rows(self.first_n, s.row_steps, self.n)
+        w = _Side(LAYOUTS[form.weight], self.w, self.w_scales, self.w.shape[1], rows, 0, True)
+        rows, first = self._rows(self.first_m, s.m_steps, self.m), s.row_steps * (w.layout.words + 1)
+        layout = LAYOUTS[form.activation]
+        return w, _Side(layout, self.x, self.x_scales, self.x.shape[1], rows, first, infinite)
 
-    def _side(
-        self,
-        name: str,
-        tensors: tuple[Any, Any],
-        start: Expr,
-        steps: int,
-        rows: Expr,
-        first: int,
-        vanish: bool,
-    ) -> _Side:
+    def _rows(self, start: Expr, steps: int, rows: Expr) -> tuple[Expr, ...]:
+        """Return the row of each fragment from one on that this lane reads; the last one beyond it."""
         own = (start + (FRAGMENT * i + self.lane % FRAGMENT) for i in range(steps))
-        mine = tuple(b.bind(T.min(each, rows - 1)) for each in own)
-        return _Side(LAYOUTS[name], *tensors, tensors[0].shape[1], mine, first, vanish)
+        return tuple(b.bind(T.min(each, rows - 1)) for each in own)
 
     def _walk(self, sums: list[Any]) -> None:
         """Multiply all spans, loading two turns of them alternately into two sets of registers."""
