@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from targets.device import Core, Layer, TileDevice
+from targets.device import Core, Layer, TileDevice, accumulator_of
 from targets.nvidia import CORE_SUSTAINED, DRAM_SUSTAINED, GIB, KIB, MIB
 
 REGISTERS: Mapping[int, int] = {64: 131072, 32: 98304}
@@ -76,22 +76,24 @@ def _layers(chip: Chip) -> tuple[Layer, ...]:
     )
 
 
-def _matrix(name: str, k: int, a: str, accumulator: str, rate: float, *dots: str) -> Core:
+def _matrix(name: str, k: int, a: str, rate: float, *dots: str) -> Core:
     """Return an MFMA core of 16 x 16; ``dots``: the pipeline of dot products where few devices have it."""
     bits = 8 if a == "int8" or a.startswith("fp8") else 16
     # Lane l holds k/4 consecutive elements of row l % 16 (CDNA3 ISA, 7.1.4).
     pipelines = (*PIPELINES.get(a, ("mfma",)), *dots)
-    return Core(name, 16, 16, k, a, a, accumulator, rate, pipelines, k * bits // 32, (4, 16), CORE_SUSTAINED)
+    loaded = k * bits // 32, (4, 16), CORE_SUSTAINED
+    return Core(name, 16, 16, k, a, a, accumulator_of(a), rate, pipelines, *loaded)
 
 
-def _wmma(name: str, a: str, accumulator: str, rate: float, repeats: int, *dots: str) -> Core:
+def _wmma(name: str, a: str, rate: float, repeats: int, *dots: str) -> Core:
     """Return a WMMA core of 16 x 16 x 16: each lane holds a row, of K all or, if ``repeats`` is 1, half.
 
     dots: The pipeline of dot products, where lanes have them too.
     """
     pipelines = ("wmma" if repeats == 2 else "wmma_split", *dots)
     lane_bytes = repeats * 8 * (1 if a == "int8" or a.startswith("fp8") else 2)
-    return Core(name, 16, 16, 16, a, a, accumulator, rate, pipelines, lane_bytes, (2, 16), CORE_SUSTAINED)
+    loaded = lane_bytes, (2, 16), CORE_SUSTAINED
+    return Core(name, 16, 16, 16, a, a, accumulator_of(a), rate, pipelines, *loaded)
 
 
 SCALED = {"mxfp8_e4m3": 8, "mxfp8_e5m2": 8, "mxfp6_e2m3": 6, "mxfp6_e3m2": 6, "mxfp4": 4}
@@ -159,117 +161,78 @@ RDNA4 = frozenset({"wmma.split", "fp16", "bf16", "int8", "fp8", "dot32", "dot.fp
 GFX90A = _device(
     # One of the two dies of an MI250; each is a device of its own.
     Chip(
-        "gfx90a",
-        "Instinct MI250 (one die)",
-        104,
-        1.7e9,
-        64,
-        (64 * GIB, 1638e9, 1397e9, 690e-9),
-        (8 * MIB, 4096 * 1.7e9),
-        64 * KIB,
-        CDNA2,
-        "rocm>=5.0",
+        "gfx90a", "Instinct MI250 (one die)", 104, 1.7e9, wave=64,
+        dram=(64 * GIB, 1638e9, 1397e9, 690e-9), l2=(8 * MIB, 4096 * 1.7e9),
+        lds=64 * KIB, features=CDNA2, toolkit="rocm>=5.0",
     ),
     (
-        _matrix("v_mfma_f32_16x16x16f16", 16, "float16", "float32", 1024),
-        _matrix("v_mfma_f32_16x16x16bf16_1k", 16, "bfloat16", "float32", 1024),
-        _matrix("v_mfma_i32_16x16x16i8", 16, "int8", "int32", 1024),
+        _matrix("v_mfma_f32_16x16x16f16", 16, "float16", 1024),
+        _matrix("v_mfma_f32_16x16x16bf16_1k", 16, "bfloat16", 1024),
+        _matrix("v_mfma_i32_16x16x16i8", 16, "int8", 1024),
     ),
-)
+)  # fmt: skip
 
 # Its fp8 operands are fnuz codes: `ladder.lower.rocm.decode` translates those of the OCP types.
 GFX942 = _device(
     Chip(
-        "gfx942",
-        "Instinct MI300X",
-        304,
-        2.1e9,
-        64,
-        (192 * GIB, 5.3e12, 4.2e12, 880e-9),
-        (32 * MIB, 16384 * 2.1e9),
-        64 * KIB,
-        CDNA3,
-        "rocm>=6.0",
-        8,
-        668.4 / 1307,
+        "gfx942", "Instinct MI300X", 304, 2.1e9, wave=64,
+        dram=(192 * GIB, 5.3e12, 4.2e12, 880e-9), l2=(32 * MIB, 16384 * 2.1e9),
+        lds=64 * KIB, features=CDNA3, toolkit="rocm>=6.0", dies=8, matrix=668.4 / 1307,
     ),
     (
-        _matrix("v_mfma_f32_16x16x16_f16", 16, "float16", "float32", 2048),
-        _matrix("v_mfma_f32_16x16x16_bf16", 16, "bfloat16", "float32", 2048),
-        _matrix("v_mfma_i32_16x16x32_i8", 32, "int8", "int32", 4096),
-        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 32, "fp8_e4m3", "float32", 4096),
-        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 32, "fp8_e5m2", "float32", 4096),
+        _matrix("v_mfma_f32_16x16x16_f16", 16, "float16", 2048),
+        _matrix("v_mfma_f32_16x16x16_bf16", 16, "bfloat16", 2048),
+        _matrix("v_mfma_i32_16x16x32_i8", 32, "int8", 4096),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 32, "fp8_e4m3", 4096),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 32, "fp8_e5m2", 4096),
     ),
-)
+)  # fmt: skip
 
 GFX950 = _device(
     Chip(
-        "gfx950",
-        "Instinct MI355X",
-        256,
-        2.4e9,
-        64,
-        (288 * GIB, 8.0e12, 6.914e12, 880e-9),
-        (32 * MIB, 16384 * 2.4e9),
-        160 * KIB,
-        CDNA4,
-        "rocm>=7.0",
-        8,
-        1565 / 2517,
+        "gfx950", "Instinct MI355X", 256, 2.4e9, wave=64,
+        dram=(288 * GIB, 8.0e12, 6.914e12, 880e-9), l2=(32 * MIB, 16384 * 2.4e9),
+        lds=160 * KIB, features=CDNA4, toolkit="rocm>=7.0", dies=8, matrix=1565 / 2517,
     ),
     (
-        _matrix("v_mfma_f32_16x16x32_f16", 32, "float16", "float32", 4096),
-        _matrix("v_mfma_f32_16x16x32_bf16", 32, "bfloat16", "float32", 4096, "dot"),
+        _matrix("v_mfma_f32_16x16x32_f16", 32, "float16", 4096),
+        _matrix("v_mfma_f32_16x16x32_bf16", 32, "bfloat16", 4096, "dot"),
         # The chip multiplies fp8 twice as fast by the instructions that scale blocks.
-        _matrix("v_mfma_i32_16x16x64_i8", 64, "int8", "int32", 8192),
-        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 32, "fp8_e4m3", "float32", 4096),
-        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 32, "fp8_e5m2", "float32", 4096),
+        _matrix("v_mfma_i32_16x16x64_i8", 64, "int8", 8192),
+        _matrix("v_mfma_f32_16x16x32_fp8_fp8", 32, "fp8_e4m3", 4096),
+        _matrix("v_mfma_f32_16x16x32_bf8_bf8", 32, "fp8_e5m2", 4096),
         *(_scaled(a, b) for a in SCALED for b in SCALED),
     ),
-)
+)  # fmt: skip
 
 GFX1100 = _device(
     Chip(
-        "gfx1100",
-        "Radeon RX 7900 XTX",
-        96,
-        2.5e9,
-        32,
-        (24 * GIB, 960e9, 960e9 * DRAM_SUSTAINED, 800e-9),
-        (6 * MIB, 3.5e12),
-        64 * KIB,
-        RDNA3,
-        "rocm>=5.7",
+        "gfx1100", "Radeon RX 7900 XTX", 96, 2.5e9, wave=32,
+        dram=(24 * GIB, 960e9, 960e9 * DRAM_SUSTAINED, 800e-9), l2=(6 * MIB, 3.5e12),
+        lds=64 * KIB, features=RDNA3, toolkit="rocm>=5.7",
     ),
     (
         # Both halves of a wave hold the operands (RDNA3 ISA, 7.9).
-        _wmma("v_wmma_f32_16x16x16_f16", "float16", "float32", 512, 2, "dot32"),
-        _wmma("v_wmma_f32_16x16x16_bf16", "bfloat16", "float32", 512, 2, "dot32"),
-        _wmma("v_wmma_i32_16x16x16_iu8", "int8", "int32", 512, 2, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_f16", "float16", 512, 2, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_bf16", "bfloat16", 512, 2, "dot32"),
+        _wmma("v_wmma_i32_16x16x16_iu8", "int8", 512, 2, "dot32"),
     ),
-)
+)  # fmt: skip
 
 GFX1201 = _device(
     Chip(
-        "gfx1201",
-        "Radeon RX 9070 XT",
-        64,
-        2.97e9,
-        32,
-        (16 * GIB, 640e9, 640e9 * DRAM_SUSTAINED, 800e-9),
         # What L2 delivers is not published: as much per unit and clock as that of the RX 7900 XTX.
-        (8 * MIB, 2.77e12),
-        64 * KIB,
-        RDNA4,
-        "rocm>=6.4",
+        "gfx1201", "Radeon RX 9070 XT", 64, 2.97e9, wave=32,
+        dram=(16 * GIB, 640e9, 640e9 * DRAM_SUSTAINED, 800e-9), l2=(8 * MIB, 2.77e12),
+        lds=64 * KIB, features=RDNA4, toolkit="rocm>=6.4",
     ),
     (
-        _wmma("v_wmma_f32_16x16x16_f16", "float16", "float32", 1024, 1, "dot32"),
-        _wmma("v_wmma_f32_16x16x16_bf16", "bfloat16", "float32", 1024, 1, "dot32"),
-        _wmma("v_wmma_i32_16x16x16_iu8", "int8", "int32", 2048, 1, "dot32"),
-        _wmma("v_wmma_f32_16x16x16_fp8_fp8", "fp8_e4m3", "float32", 2048, 1, "dot32"),
-        _wmma("v_wmma_f32_16x16x16_bf8_bf8", "fp8_e5m2", "float32", 2048, 1, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_f16", "float16", 1024, 1, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_bf16", "bfloat16", 1024, 1, "dot32"),
+        _wmma("v_wmma_i32_16x16x16_iu8", "int8", 2048, 1, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_fp8_fp8", "fp8_e4m3", 2048, 1, "dot32"),
+        _wmma("v_wmma_f32_16x16x16_bf8_bf8", "fp8_e5m2", 2048, 1, "dot32"),
     ),
-)
+)  # fmt: skip
 
 DEVICES = (GFX90A, GFX942, GFX950, GFX1100, GFX1201)

@@ -61,6 +61,11 @@ class Core:
     sustained: float = 0.85
 
 
+def accumulator_of(operand: str) -> str:
+    """Return the type in which GPUs' cores sum up products of a type."""
+    return "int32" if operand == "int8" else "float32"
+
+
 @dataclass(frozen=True)
 class TileDevice:
     """A device as the compiler sees it.
