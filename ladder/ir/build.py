@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -137,6 +137,10 @@ class GraphBuilder:
         """Add a finished node as it is; returns the name of its first result."""
         return self._values(node)[0]
 
+    def copy(self, node: Node, inputs: tuple[str, ...]) -> tuple[str, ...]:
+        """Add a node with other operands, under its name or one that is free; returns its results' names."""
+        return self._values(replace(node, name=self.fresh(node.name), inputs=inputs))
+
     def _values(self, node: Node) -> tuple[str, ...]:
         self._nodes[node.name] = node
         self._tiles.update(zip(node.values, node.tiles, strict=True))
@@ -173,6 +177,22 @@ class GraphBuilder:
 
 def _axes(extents: Mapping[str, Extent] | None) -> tuple[Axis, ...]:
     return tuple(Axis(name, canonical(extent)) for name, extent in (extents or {}).items())
+
+
+Change = Callable[[GraphBuilder, Node, tuple[str, ...]], str | None]
+"""Given a node and its operands in a new graph, adds a value that takes its place; None: there is none."""
+
+
+def transformed(graph: Graph, change: Change) -> Graph:
+    """Return the graph with nodes that a change replaces; others are copied."""
+    builder = GraphBuilder(graph.name, graph.level)
+    names: dict[str, str] = {}
+    for node in graph.nodes:
+        inputs = tuple(names[value] for value in node.inputs)
+        found = change(builder, node, inputs)
+        values = builder.copy(node, inputs) if found is None else (found,)
+        names.update(zip(node.values, values, strict=True))
+    return builder.finish(*(names[value] for value in graph.outputs))
 
 
 def bind(graph: Graph, sizes: Mapping[str, Extent]) -> Graph:

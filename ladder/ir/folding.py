@@ -111,9 +111,7 @@ class _Folding:
 
     def copy(self, node: Node) -> None:
         inputs = tuple(map(self.value, node.inputs))
-        added = replace(node, name=self.g.fresh(node.name), inputs=inputs)
-        self.g.insert(added)
-        self.new.update(zip(node.values, added.values, strict=True))
+        self.new.update(zip(node.values, self.g.copy(node, inputs), strict=True))
 
     def value(self, old: str) -> str:
         """Return the new name of a value; one held back is put into the graph."""

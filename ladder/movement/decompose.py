@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ladder.ir.build import GraphBuilder, node_attributes, prune
+from ladder.ir.build import GraphBuilder, node_attributes, prune, transformed
 from ladder.ir.extents import Shape
 from ladder.ir.formulas import FORMULAS
 from ladder.ir.graph import Graph, Node
@@ -42,18 +42,17 @@ def canonical(graph: Graph) -> Graph:
 
     Joins become choices between padded operands, operands are broadcast to their result's shape.
     """
-    builder = GraphBuilder(graph.name, graph.level)
-    names: dict[str, str] = {}
-    source = decompose(graph)
-    for node in source.nodes:
-        inputs = tuple(names[value] for value in node.inputs)
-        if node.operator == "concat":
-            names[node.name] = _joined(builder, node, inputs)
-            continue
-        if get_operator(node.operator).elementwise:
-            inputs = tuple(_stretched(builder, value, node.tile.shape) for value in inputs)
-        names[node.name] = builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
-    return merge_equal(builder.finish(*(names[value] for value in source.outputs)))
+    return merge_equal(transformed(decompose(graph), _of_whole_operands))
+
+
+def _of_whole_operands(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
+    """Add a join as choices, an element-wise operator of operands of its result's shape."""
+    if node.operator == "concat":
+        return _joined(builder, node, inputs)
+    if not get_operator(node.operator).elementwise:
+        return None
+    stretched = tuple(_stretched(builder, value, node.tile.shape) for value in inputs)
+    return builder.copy(node, stretched)[0]
 
 
 def _stretched(builder: GraphBuilder, value: str, shape: Shape) -> str:
@@ -80,12 +79,7 @@ def _joined(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> str:
 
 def decompose(graph: Graph) -> Graph:
     """Return the graph with composite operators split, equal nodes merged."""
-    builder = GraphBuilder(graph.name, graph.level)
-    names: dict[str, str] = {}
-    for node in graph.nodes:
-        names[node.name] = _placed(builder, node, tuple(names[value] for value in node.inputs))
-    outputs = tuple(names[value] for value in graph.outputs)
-    return _distinct(merge_equal(builder.finish(*outputs)))
+    return _distinct(merge_equal(transformed(graph, _formula)))
 
 
 def _distinct(graph: Graph) -> Graph:
@@ -101,14 +95,14 @@ def _distinct(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
 
 
-def _placed(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str:
-    """Add a node, or what it is made of, and return its value."""
+def _formula(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
+    """Add what a composite operator is made of."""
     if node.operator in FORMULAS:
         split: str = FORMULAS[node.operator](_OfNodes(builder, inputs[0]), inputs[0])
         return split
     if node.operator == "div" and softmax_maximum(builder, *inputs) is not None:
         return builder.add("div_ftz", *inputs)
-    return builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
+    return None
 
 
 def contracted(graph: Graph) -> Graph:
@@ -123,7 +117,7 @@ def contracted(graph: Graph) -> Graph:
         found = _contraction(graph, node, readers)
         if found is None:
             inputs = tuple(names[value] for value in node.inputs)
-            names[node.name] = builder.insert(replace(node, name=builder.fresh(node.name), inputs=inputs))
+            names.update(zip(node.values, builder.copy(node, inputs), strict=True))
         else:
             names[node.name] = builder.add("fused", *(names[value] for value in found))
     return prune(builder.finish(*(names[value] for value in graph.outputs)))

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil, inf
 
-from ladder.ir.build import GraphBuilder, node_attributes
+from ladder.ir.build import GraphBuilder, node_attributes, transformed
 from ladder.ir.extents import product
 from ladder.ir.gemm_graph import as_type
 from ladder.ir.graph import Graph, Node
@@ -44,18 +44,12 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
         return graph
     machine = machine_of(device)
     users = readers(graph)
-    builder = GraphBuilder(graph.name, graph.level)
-    names: dict[str, str] = {}
-    for node in graph.nodes:
-        inputs = tuple(names[value] for value in node.inputs)
+
+    def divided(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
         parts = _parts(graph, node, users, machine)
-        if parts > 1:
-            names[node.name] = _in_parts(builder, node, inputs[0], parts)
-            continue
-        made = replace(node, name=builder.fresh(node.name), inputs=inputs)
-        builder.insert(made)
-        names |= dict(zip(node.values, made.values, strict=True))
-    return replace(builder.finish(*(names[value] for value in graph.outputs)), grid=graph.grid)
+        return _in_parts(builder, node, inputs[0], parts) if parts > 1 else None
+
+    return replace(transformed(graph, divided), grid=graph.grid)
 
 
 def _is_long(graph: Graph, node: Node) -> bool:

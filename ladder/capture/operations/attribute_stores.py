@@ -23,11 +23,10 @@ from ladder.capture.operations.attributes import (
     instance_dict,
     instance_item,
     is_data,
-    is_external,
 )
 from ladder.capture.operations.objects import hide, pinned_part, settled
 from ladder.capture.operations.symbolic import is_open
-from ladder.capture.operations.tensor_operators import tensor_operator
+from ladder.capture.operations.tensor_operators import is_external, tensor_operator
 from ladder.capture.python.frames import NULL
 from ladder.capture.values.aliasing import storage_of
 from ladder.capture.values.kinds import is_a, is_constant

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from ladder.ir.build import GraphBuilder, prune
+from ladder.ir.build import GraphBuilder, prune, transformed
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.superopt.verifier.values import Conversions
@@ -51,14 +51,14 @@ EXPANDED: dict[str, Callable[[GraphBuilder, str], str]] = {
 
 def expanded(graph: Graph) -> Graph:
     """Return a kernel graph with operators made of functions taken apart, and inputs numbered."""
-    g = GraphBuilder(graph.name)
-    names: dict[str, str] = {}
-    for node in graph.nodes:
-        inputs = tuple(names[value] for value in node.inputs)
-        rule = EXPANDED.get(node.operator)
-        name = g.fresh("in" if node.operator == "input" else node.name)
-        names[node.name] = rule(g, *inputs) if rule else g.insert(replace(node, name=name, inputs=inputs))
-    return g.finish(*(names[output] for output in graph.outputs))
+    return transformed(graph, _expanded)
+
+
+def _expanded(g: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
+    if node.operator == "input":
+        return g.insert(replace(node, name=g.fresh("in")))
+    rule = EXPANDED.get(node.operator)
+    return rule(g, *inputs) if rule else None
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def whole(graph: Graph) -> Graph:
         if node.body is not None:
             names.update(zip(node.values, _Block(g, node.body).results(inputs), strict=True))
         else:
-            names[node.name] = g.insert(replace(node, name=g.fresh(node.name), inputs=inputs))
+            names.update(zip(node.values, g.copy(node, inputs), strict=True))
     return g.finish(*(names[output] for output in graph.outputs))
 
 
