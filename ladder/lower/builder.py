@@ -202,6 +202,16 @@ def call_inline(name: str, source: str, dtype: str, *operands: Expr) -> Expr:
     return T.cuda.func_call(name, *operands, source_code=source, return_type=dtype)
 
 
+def shuffle(value: Expr, lane: Expr) -> Expr:
+    """Return what a lane of a warp of 32 has; all lanes take part."""
+    return T.tvm_warp_shuffle(T.uint32(0xFFFFFFFF), value, lane, 32, 32)
+
+
+def shuffle_xor(value: Expr, distance: int) -> Expr:
+    """Return what the lane has whose number differs by an exclusive or; all lanes take part."""
+    return T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, 32, 32)
+
+
 def block_sync() -> None:
     """Emit ``__syncthreads()``."""
     emit(T.cuda.cta_sync())

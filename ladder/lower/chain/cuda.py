@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tvm.script import tirx as T
-
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
@@ -80,7 +78,7 @@ class CudaDialect(Dialect):
         b.ptx(f"st.global{ACCESS[len(words)]}.u32", buffer.ptr_to(list(index)), *words)
 
     def shuffle(self, value: Expr, distance: int, thread: Expr) -> Expr:
-        return T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, self.wave, self.wave)
+        return b.shuffle_xor(value, distance)
 
     def largest(self, value: Expr, dtype: str) -> Expr | None:
         return largest(value, dtype) if "redux" in self.device.features else None

@@ -36,7 +36,7 @@ from ladder.lower.cuda.attention_loads import (
 from ladder.lower.cuda.functions import pack
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.attention import LOWEST, VECTOR, declare_inputs, joined, unseen_rows, weigh
-from schedules.attention import STEP_KEYS, STEP_ROWS, WARP, AttentionSchedule
+from schedules.attention import STEP_KEYS, STEP_ROWS, AttentionSchedule
 from schedules.schedule import check
 from targets import TileDevice
 
@@ -44,8 +44,7 @@ from targets import TileDevice
 def over_keys(value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
     """Return the combination over the lanes that hold other keys of the same rows."""
     for distance in (4, 8, 16):
-        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP)
-        value = b.bind(combine(value, other))
+        value = b.bind(combine(value, b.shuffle_xor(value, distance)))
     return value
 
 

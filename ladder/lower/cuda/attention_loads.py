@@ -239,8 +239,7 @@ def find_limits(spec: Spec, place: Place) -> Limits:
             most = T.max(most, rows[part][row])
     for distance in (1, 2):
         most = b.bind(most)
-        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), most, distance, WARP, WARP)
-        most = T.max(most, other)
+        most = T.max(most, b.shuffle_xor(most, distance))
     return Limits(rows, b.keep(most))
 
 

@@ -226,8 +226,7 @@ class Converter:
         """Add a warp's sum of x to its part."""
         parts, warp = self.memory.parts, self.place.warp
         for distance in (16, 8, 4, 2, 1):
-            other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), total.value, distance, 32, 32)
-            total.set(total.value + other)
+            total.set(total.value + b.shuffle_xor(total.value, distance))
         with b.when(warp.lane == 0):
             before = b.Variable("int32", 0)
             with b.when(first > self.place.first_tile):

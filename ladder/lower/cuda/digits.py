@@ -123,7 +123,7 @@ class Sums:
             return unit
         part, row = divmod(row_block * STRIP + 8 * half, 32)
         source = self.warp.lane // 4 + row
-        scale = T.tvm_warp_shuffle(T.uint32(0xFFFFFFFF), scales[part], source, 32, 32)
+        scale = b.shuffle(scales[part], source)
         return b.bind(scale if unit is None or self._one_unit else scale * unit)
 
     def _as_float(self, at: int) -> Expr:
@@ -157,9 +157,8 @@ class Sums:
         low = self.totals[at] + self.totals[at + 1] * T.float32(2.0**DIGIT_BITS)
         upper = T.float32(2.0 ** (2 * DIGIT_BITS))
         low = b.Variable("float32", low * T.if_then_else(lane % 2 == 0, T.float32(1), upper)).value
-        other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), low, 1, 32, 32)
         gain = T.float32(self.spec.form.factor * 2.0 ** (-self.spec.groups.bits * half))
-        value = b.bind((low + other) * gain)
+        value = b.bind((low + b.shuffle_xor(low, 1)) * gain)
         m = column_block * 2 + lane % 4 // 2
         with b.when(T.And(lane % 2 == 0, m < self.spec.schedule.tile_m)):
             b.store(slices, value, self.warp.slice, m, row)

@@ -35,7 +35,7 @@ class Warp:
 
     def shuffle_xor(self, value: Expr, distance: int) -> Expr:
         """Return the value of another lane."""
-        return b.keep(T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), value, distance, WARP, WARP))
+        return b.keep(b.shuffle_xor(value, distance))
 
     def uniform(self, value: Expr) -> Expr:
         """Return the value: registers of CUDA code are all of lanes."""

@@ -52,8 +52,7 @@ class Turnstile:
     def open(cls, group: Expr) -> Turnstile:
         """Emit the seat of warpgroup ``group``; the first one may start."""
         # By a shuffle, after which ptxas knows that it is the same in all lanes.
-        every, group = T.uint32(0xFFFFFFFF), T.Cast("int32", group)
-        found = cls(b.keep(T.tvm_warp_shuffle(every, group, 0, 32, 32)))
+        found = cls(b.keep(b.shuffle(T.Cast("int32", group), 0)))
         with b.when(found.seat == 1):
             found.leave()
         return found

@@ -95,9 +95,8 @@ class PerActivationRow:
         if key not in self.fetched:
             source = first % WARP + accumulator_m(self.lane, index % 2)
             held = T.reinterpret("float32", self.registers[first // WARP])
-            every = T.uint32(0xFFFFFFFF)
             value = b.local(1, "float32")
-            b.store(value, T.tvm_warp_shuffle(every, held, source, WARP, WARP), 0)
+            b.store(value, b.shuffle(held, source), 0)
             self.fetched[key] = value[0]
         return self.fetched[key]
 

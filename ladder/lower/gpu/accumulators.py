@@ -218,8 +218,7 @@ class Accumulators:
         sums = self.partial if self.total is None else self.total
         for distance in self.step.lanes.partial_lanes:
             for i in range(self.fragments * self.width):
-                other = T.tvm_warp_shuffle_xor(T.uint32(0xFFFFFFFF), sums[i], distance, 32, 32)
-                b.store(sums, sums[i] + other, i)
+                b.store(sums, sums[i] + b.shuffle_xor(sums[i], distance), i)
 
 
 def _product(first: Expr | None, second: Expr | None) -> Expr | None:
