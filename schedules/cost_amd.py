@@ -3,7 +3,7 @@
 Nothing here was measured: no AMD GPU was at hand. What is assumed, and from where:
 
 * Matrix cores, vector units, LDS and the path to L1 of a compute unit work side by side as far as
-  other waves have work: their clocks join by a norm (`schedules.cost_model.OVERLAP` of the H200's
+  other waves have work: their clocks join by a norm (``OVERLAP`` of `schedules.cost_constants`, the H200's
   kernels, in which other warps fill in as well). A lone wave per SIMD overlaps what its own
   instructions allow: there the exponent is that of the H200's ``wgmma`` kernels, which decode beside
   running products, 2.

@@ -194,7 +194,7 @@ class Terms(NamedTuple):
 
 
 NO_WORK = Work(0.0, 0.0, 0.0, 1.0)
-"""That of ``mma``, which `schedules.cost_mma` counts."""
+"""That of ``mma``, which `schedules.cost_grid.predict_mma` counts."""
 
 
 @lru_cache(maxsize=16384)

@@ -2,7 +2,7 @@
 
 Source: Ladder (OSDI 2024), section 4.3. `device_hint` gives the granule; `schedules.tilings` grows tiles
 aligned to it from the core outwards; `schedule_transform` decides what makes tile and layer
-agree; `rank` orders candidates by predicted time and `profile_and_select` by measured time.
+agree; `rank` orders candidates by predicted time, and `ladder.runtime.tune` measures them.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ def _turned_reshape(match: Match, order: list[int], shape: Shape) -> str:
 def _join_pixels(match: Match) -> str | None:
     """``reshape(transpose(x))`` whose channels are what x has last, or a part of it -> turned reshape of x.
 
-    Elements of a place may go between those of its neighbours along the other axes, as in `pixel_shuffle`.
+    Elements of a place may go between those of its neighbours along the other axes, as in ``pixel_shuffle``.
     """
     permutation, inner = match.attributes("moved")["permutation"], match.tile("x").shape
     shape = match.root.tile.shape

@@ -250,7 +250,7 @@ class Through:
 
 
 def place_of(frame: Frame) -> tuple[str, str, int, dict[str, Any]]:
-    """Return where `frame` is, as `through_stand_ins` takes it."""
+    """Return where `frame` is, as `Through` takes it."""
     return frame.code.co_filename, frame.code.co_name, frame.line, frame.names
 
 

@@ -329,7 +329,7 @@ class GroupRegisters:
         return (granule * self.parts + part) * OPERAND_ROWS + row
 
     def exponent_at(self, granule: int) -> int | None:
-        """Return the byte of `exponent_word` that serves a granule, or None where scales are no exponents."""
+        """Return the byte of a word of exponents that serves a granule; None where scales are none."""
         if not self.groups.exponents:
             return None
         return self.tile % 2 * self.groups.per_tile + granule if isinstance(self.tile, int) else granule

@@ -61,7 +61,7 @@ def largest(t: Translator, call: CallView, groups: tuple[str, ...], source: str)
         c.require_whole("redux.sync", call.statement)
         values = spread(read(c), c.count, kind)
         order = values.view(np.int32)
-        if groups[0] == "float32":  # `ladder_maximum` gives one NaN, above all numbers
+        if groups[0] == "float32":  # `ladder.lower.cuda.functions.LARGEST` gives one NaN, above all numbers
             order = np.where(np.isnan(values), 0x7FFFFFFF, order ^ (order >> 31 & 0x7FFFFFFF))
         at = order.argmax(axis=1)[:, None]
         return np.broadcast_to(np.take_along_axis(values, at, axis=1), values.shape)
