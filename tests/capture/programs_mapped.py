@@ -190,3 +190,15 @@ def items_replaced_again():
         return before, list(kept), kept["a"] * 2
 
     return calls(fn, *SIZES, observe=lambda: (dict(kept), list(log)))
+
+
+@program
+def rows_that_stay():
+    """What is kept of a row, as in a dictionary of parameters that were swapped, is read no more."""
+    kept = []
+
+    def row(a):
+        kept[:] = [a * 2]
+        return a.sum()
+
+    return calls(lambda x: torch.vmap(row)(x + 1) * 2, *SIZES)

@@ -70,7 +70,7 @@ def test_most_programs_are_captured():
 
 
 SPLIT = ("managers_that_stay", "unlike_values_that_raise", "unlike_numbers_of_tensors")
-SPLIT += ("unlike_tuple_without_length", "rows_that_read_values")
+SPLIT += ("unlike_tuple_without_length", "rows_that_read_values", "rows_that_stay")
 SPLIT += ("checks_that_raise", "checks_on_sides_of_branches", "generators_that_compare_tensors")
 SPLIT += ("arrays_that_are_not_compared", "numbers_of_numpy_that_torch_takes_for_floats")
 SPLIT += (

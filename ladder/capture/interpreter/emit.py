@@ -32,6 +32,7 @@ from ladder.capture.values.settings import READS, is_now, restore_settings, sett
 from ladder.capture.values.tensors import (
     STATE,
     autocast_at,
+    is_row,
     random_states,
     restore_random,
     restore_state,
@@ -202,6 +203,8 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
     if all(target in READS for target in calls):
         return _left_settings(heap, trace), None
     wanted, rebuilt = graph_results(heap, trace, needed)
+    if any(is_row(value.obj) for value in wanted):
+        raise CaptureError("a row that torch.vmap gave stays behind it")
     kept = trace.to_keep()
     show_sizes(trace)
     names, examples = [var for _, var, _ in trace.placeholders], [item for _, _, item in trace.placeholders]

@@ -96,7 +96,7 @@ def _in_order(vm: Interpreter, nodes: Any, inputs: list[Value], monitor: Monitor
     Whoever traces the graph anew does not always know how kernels lay their results.
     """
     laid: dict[torch.fx.Node, torch.fx.Node] = {}
-    for item in inputs if monitor.random else ():
+    for item in inputs if monitor.random and not tensors.maps_rows() else ():
         lies = strides_of(item.obj) if item.fx is not None and item.fx.op != "placeholder" else None
         if lies is None or lies.order is None or storage_of(item.obj) in monitor.mutated:
             continue

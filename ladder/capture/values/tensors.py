@@ -214,6 +214,11 @@ def maps_rows() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
 
 
+def is_row(value: Any) -> bool:
+    """Tell whether a value is a tensor that ``torch.vmap`` gave for a row: it lives as long as that call."""
+    return is_a(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
 def is_plain_tensor(value: Any) -> bool:
     """Say whether operators on `value` run no Python code of the user's."""
     kind = type(value)
