@@ -169,7 +169,7 @@ def _read_one(path: Path) -> GgufFile:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     valid = isinstance(alignment, int) and alignment > 0 and alignment & (alignment - 1) == 0
     require(valid, f"{path}: general.alignment is {alignment!r}")
-    return _placed(cursor, metadata, infos, -(-cursor.at // alignment) * alignment)
+    return _placed(cursor, metadata, infos, alignment)
 
 
 @dataclass(frozen=True)
@@ -214,11 +214,11 @@ def _is_swappable(row: BlockType) -> bool:
     return all(field.base.itemsize == 1 or field.base.kind == "f" for field, *_ in fields.values())
 
 
-def _placed(cursor: Cursor, metadata: dict[str, Any], infos: list[_Info], start: int) -> GgufFile:
-    """Check where tensors lie, and divide them into quantized and plain ones."""
+def _placed(cursor: Cursor, metadata: dict[str, Any], infos: list[_Info], alignment: int) -> GgufFile:
+    """Check that tensors lie one after another, and divide them into quantized and plain ones."""
     file, big = cursor.file, cursor.order == ">"
     found = GgufFile(metadata, {}, {})
-    spans: list[tuple[int, int, str]] = []
+    start, due = -(-cursor.at // alignment) * alignment, 0
     for info in infos:
         where = f"tensor {info.name!r} of {file.path}"
         row = BLOCKS.get(info.kind)
@@ -239,10 +239,9 @@ def _placed(cursor: Cursor, metadata: dict[str, Any], infos: list[_Info], start:
             described = info.name, "uint8", octets, file, begin
             stored = BigEndian(*described, row.fields) if big else Stored(*described)
             found.layers[info.name] = (FORMATS[info.kind], Layer(info.name, {"": stored}))
+        require(info.offset == due, f"{where} lies at {info.offset}, the tensors before it end at {due}")
         require(begin + stored.nbytes <= file.size, f"{file.path} is truncated: {where} ends beyond it")
-        spans.append((begin, begin + stored.nbytes, info.name))
-    for (_, end, _), (begin, _, name) in zip(sorted(spans), sorted(spans)[1:], strict=False):
-        require(begin >= end, f"tensor {name!r} of {file.path} overlaps another")
+        due += -(-stored.nbytes // alignment) * alignment
     for name in [name for name in found.plain if name.endswith(SCALE)]:
         _scale_layer(found, name)
     return found

@@ -160,10 +160,12 @@ def compressed(name: str, **options: Any) -> Case:
     return arrays, config, {"layer.weight": own}
 
 
-def bitsandbytes(kind: str, *, nested: bool = False, n: int = N, k: int = K) -> Case:
+def bitsandbytes(
+    kind: str, *, nested: bool = False, n: int = N, k: int = K, dtype: torch.dtype = torch.float32
+) -> Case:
     import bitsandbytes.functional as functional
 
-    values = weight(13, n, k)
+    values = weight(13, n, k).to(dtype)
     codes, state = functional.quantize_4bit(values, quant_type=kind, blocksize=64, compress_statistics=nested)
     own = functional.dequantize_4bit(codes, state)
     if k % 64:  # the compiled CPU kernel of 0.50 takes wrong scales for blocks that cross rows
@@ -514,6 +516,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "bnb_nf4_nested": lambda: bitsandbytes("nf4", nested=True, n=64, k=512),
     "bnb_nf4_across_rows": lambda: bitsandbytes("nf4", n=10, k=48),
     "bnb_nf4_odd": lambda: bitsandbytes("nf4", n=6, k=33),
+    "bnb_nf4_bfloat16": lambda: bitsandbytes("nf4", nested=True, dtype=torch.bfloat16),
     "bnb_int8": bitsandbytes_int8,
     "gpt_oss": gpt_oss,
     "modelopt_nvfp4": modelopt,

@@ -87,6 +87,16 @@ def safetensors_of(header: object, data: bytes = b"") -> bytes:
     return struct.pack("<Q", len(text)) + text + data
 
 
+def gguf_of(*offsets: int) -> bytes:
+    """Return a file of vectors of 8 float32 numbers that lie at these offsets."""
+    names = "abcdef"[: len(offsets)].encode()
+    entries = (
+        struct.pack("<Q1sIQIQ", 1, names[at : at + 1], 1, 8, 0, offset) for at, offset in enumerate(offsets)
+    )
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(offsets), 0) + b"".join(entries)
+    return header + bytes(-len(header) % 32 + 32 * max(3, len(offsets)))
+
+
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 HOSTILE: dict[str, tuple[str, bytes]] = {
     "a header longer than the file": (".safetensors", struct.pack("<Q", 1 << 62)),
@@ -159,6 +169,10 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
         + struct.pack("<IQIQ", 1, 1 << 40, 0, 0)
         + bytes(64),
     ),
+    "tensors of GGUF that overlap": (".gguf", gguf_of(0, 0)),
+    "a tensor of GGUF between places": (".gguf", gguf_of(1)),
+    "a gap between tensors of GGUF": (".gguf", gguf_of(0, 64)),
+    "tensors of GGUF in another order": (".gguf", gguf_of(32, 0)),
     "code in a pickle": (".pt", b"cos\nsystem\n(S'true'\ntR."),
 }
 
@@ -169,6 +183,12 @@ def test_hostile_files_are_refused(what: str, tmp_path: Path) -> None:
     path = tmp_path / f"bad{suffix}"
     path.write_bytes(data)
     assert fails_well(path)
+
+
+def test_tensors_of_gguf_follow_one_another(tmp_path: Path) -> None:
+    path = tmp_path / "good.gguf"
+    path.write_bytes(gguf_of(0, 32, 64))
+    assert list(ladder.load_checkpoint(path)) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("kind", ["method", "type", "shard"])
