@@ -393,3 +393,15 @@ def items_as_attributes():
         lambda: (normal(3, seed=1), Attributes(shift=2)),
         lambda: (normal(3, seed=1), Attributes(shift=5, up=0)),
     )
+
+
+@program
+def sets_of_what_iterators_give():
+    """Names of adapters joined in a display: ``__iter__`` of containers of modules gives native iterators."""
+    homes = torch.nn.ParameterDict({"a": torch.ones(2)}), torch.nn.ModuleDict({"b": torch.nn.Identity()})
+
+    def fn(x, given):
+        names = {*homes[0], *homes[1], *zip("c", (1,), strict=True)}
+        return x * len(names), sorted(map(str, names)), {0, *given}, next(given, None)
+
+    return calls(fn, *(lambda size=size: (normal(size), iter([1, 2])) for size in (2, 2, 3)))

@@ -167,7 +167,8 @@ def _extend(vm: Interpreter, target: Any, method: Any, value: Any) -> None:
     if not _extendable(vm, value):
         raise CaptureError("extended by an unknown iterable")
     admit_iterable(vm, value)
-    items = drained(vm, value) if is_hidden(vm, value) else value
+    taken_once = method is set.update and type(value) in natives.ITERATORS  # keys are looked at first
+    items = drained(vm, iterate(vm, value)) if taken_once or is_hidden(vm, value) else value
     if move_into(vm, target, method, items):
         return
     items = vm.plain(items)
