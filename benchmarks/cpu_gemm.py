@@ -98,19 +98,26 @@ def copies_of(tensors: list[Any], last_cache: int) -> list[list[Any]]:
     return [tensors] + [[tensor.clone() for tensor in tensors] for _ in range(count - 1)]
 
 
-def ladder_float(n: int, k: int, x: Any, quantized: Any, last_cache: int) -> Contender:
-    """Ladder, int4 weights times bfloat16 activations as they are."""
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+"""Types of activations -> their names in results."""
+
+
+def ladder_float(
+    n: int, k: int, x: Any, quantized: Any, last_cache: int, activation: str = "bfloat16"
+) -> Contender:
+    """Ladder, int4 weights times activations of a floating-point type as they are."""
     import torch
 
-    entry, arrays = build("bfloat16", n, k, quantized, x.shape[0])
+    entry, arrays = build(activation, n, k, quantized, x.shape[0])
     sets = copies_of(list(arrays.values()), last_cache)
-    y = torch.empty(x.shape[0], n, dtype=torch.bfloat16)
+    x = x.to(getattr(torch, activation))
+    y = torch.empty(x.shape[0], n, dtype=x.dtype)
 
     def run(turn: int) -> Any:
         entry(x, *sets[turn], y)
         return y
 
-    return Contender("ladder bf16", run, sets, reference(x, quantized), nbytes(sets[0]))
+    return Contender(f"ladder {SHORT[activation]}", run, sets, reference(x, quantized), nbytes(sets[0]))
 
 
 def ladder_int8(n: int, k: int, x: Any, quantized: Any, last_cache: int) -> Contender:
@@ -140,7 +147,9 @@ def build(activation: str, n: int, k: int, quantized: Any, m: int) -> tuple[Any,
     from schedules.cpu_policy import cpu_schedule
     from targets import host_cpu
 
-    gemm = Gemm(n, k, "int4", activation, "bfloat16", GROUP, token_scale=activation == "int8")
+    integers = activation == "int8"
+    output = "bfloat16" if integers else activation
+    gemm = Gemm(n, k, "int4", activation, output, GROUP, token_scale=integers)
     device = host_cpu()
     schedule = cpu_schedule(gemm, device, m)
     module = compile_module({"entry": emit(gemm, device, schedule, "entry")}, device)

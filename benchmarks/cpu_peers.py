@@ -1,4 +1,4 @@
-"""Time Ladder's CPU kernels beside what CPU users run, on one core, by processor time.
+"""Time Ladder's CPU kernels beside what CPU users run: on one core by processor time, or on several.
 
     python -m benchmarks.cpu_peers --ggml SOURCE BUILD
 
@@ -10,7 +10,8 @@ patched to load them in every call (`ggml_tile_config_init`) where other AMX cod
 
 As in `benchmarks.cpu_gemm`, bursts take turns and weights come from memory. Times are processor time of
 the process, which is bound to one core, so that other processes of the machine add to them only by what
-they take from caches and memory. Weights are the same numbers, in int4 with groups of 128; q4_0 and tq2_0
+they take from caches and memory; with ``--threads``, every contender has that many, and times are those of
+the clock. Weights are the same numbers, in int4 with groups of 128; q4_0 and tq2_0
 quantize them their own way, and their errors are to the weights before quantization.
 """
 
@@ -35,6 +36,7 @@ from typing import Any
 from benchmarks.cpu_gemm import (
     GROUP,
     RESULTS,
+    SHORT,
     Contender,
     build_quantizer,
     copies_of,
@@ -53,25 +55,27 @@ from ladder.runtime import threads
 
 SHAPES = ((4096, 4096), (14336, 4096))
 ROWS = (1, 16, 128)
-OURS = ("ladder bf16", "ladder int8")
+OURS = ("ladder bf16", "ladder fp16", "ladder fp32", "ladder int8")
 TERNARY = "tq2_0"
 OFFSET = 8
 """What is added to int4 values to make codes without sign."""
 
 
 @dataclass
-class OnOneCore(Contender):
-    """A contender that is timed by the processor time of the process."""
+class Timed(Contender):
+    """A contender timed by the processor time of the process if that has one thread, else by the clock."""
 
     answer: Callable[[], Any] | None = None
+    threads: int = 1
     wall: list[float] = field(default_factory=list)
 
     def _call(self) -> float:
         self.calls += 1
+        threads.keep_apart()
         started, wall = time.process_time(), time.perf_counter()
         self.run(self.calls % len(self.sets))
         self.wall.append(time.perf_counter() - wall)
-        return time.process_time() - started
+        return time.process_time() - started if self.threads == 1 else self.wall[-1]
 
     def error(self) -> float:
         """Return the relative Frobenius error of one call."""
@@ -88,6 +92,7 @@ class Case:
     ternary: Any
     x: Any
     cache: int
+    threads: int
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -115,7 +120,7 @@ def scales(case: Case) -> Any:
     return torch.as_tensor(case.int4.scale).float().reshape(case.shape[0], -1)
 
 
-def onnxruntime(case: Case, level: int) -> OnOneCore:
+def onnxruntime(case: Case, level: int) -> Timed:
     """Run MatMulNBits; level 4 lets it quantize x to int8, 0 computes in float32."""
     import onnxruntime as runtime
     import torch
@@ -140,7 +145,7 @@ def onnxruntime(case: Case, level: int) -> OnOneCore:
     domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=domains, ir_version=8).SerializeToString()
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads, options.inter_op_num_threads = case.threads, 1
     size, x = packed.nbytes + scale.nbytes, case.x.float().numpy()
     sessions = [
         runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -150,10 +155,10 @@ def onnxruntime(case: Case, level: int) -> OnOneCore:
     def run(turn: int) -> Any:
         return torch.from_numpy(sessions[turn].run(None, {"x": x})[0])
 
-    return OnOneCore(f"onnxruntime level {level}", run, sessions, reference(case.x, case.int4), size)
+    return Timed(f"onnxruntime level {level}", run, sessions, reference(case.x, case.int4), size)
 
 
-def openvino(case: Case) -> OnOneCore:
+def openvino(case: Case) -> Timed:
     """Multiply by u4 weights that OpenVINO decompresses, in bfloat16."""
     import numpy as np
     import openvino as vino
@@ -162,7 +167,7 @@ def openvino(case: Case) -> OnOneCore:
 
     (n, k), packed, scale = case.shape, offset_codes(case).numpy().reshape(-1), scales(case).half().numpy()
     settings = {
-        "INFERENCE_NUM_THREADS": 1,
+        "INFERENCE_NUM_THREADS": case.threads,
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,
         "INFERENCE_PRECISION_HINT": "bf16",
@@ -187,7 +192,7 @@ def openvino(case: Case) -> OnOneCore:
         requests[turn].infer()
         return torch.from_numpy(requests[turn].get_output_tensor().data)
 
-    return OnOneCore("openvino u4", run, requests, reference(case.x, case.int4), size)
+    return Timed("openvino u4", run, requests, reference(case.x, case.int4), size)
 
 
 def ggml_library(source: Path, built: Path) -> ctypes.CDLL:
@@ -210,7 +215,7 @@ def ggml_library(source: Path, built: Path) -> ctypes.CDLL:
     return library
 
 
-def ggml(case: Case, library: ctypes.CDLL, kind: str, bits: float, packing: str) -> OnOneCore:
+def ggml(case: Case, library: ctypes.CDLL, kind: str, bits: float, packing: str) -> Timed:
     """Multiply by weights of one of ggml's types, packed for one set of its kernels."""
     import torch
 
@@ -218,7 +223,7 @@ def ggml(case: Case, library: ctypes.CDLL, kind: str, bits: float, packing: str)
     weight, x = case.weight.contiguous(), case.x.float().contiguous()
     size, wide = int(n * k * bits / 8), ctypes.c_int64
     address = library.ggml_product(
-        kind.encode(), packing.encode(), wide(n), wide(k), wide(m), case.copies(size), 1,
+        kind.encode(), packing.encode(), wide(n), wide(k), wide(m), case.copies(size), case.threads,
         ctypes.c_void_p(weight.data_ptr()), ctypes.c_void_p(x.data_ptr()),
     )  # fmt: skip
     if not address:
@@ -235,10 +240,10 @@ def ggml(case: Case, library: ctypes.CDLL, kind: str, bits: float, packing: str)
 
     name = f"ggml {kind} {packing}".strip()
     exact = x.double() @ weight.double().T
-    return OnOneCore(name, run, [*range(case.copies(size))], exact, size, answer=answer)
+    return Timed(name, run, [*range(case.copies(size))], exact, size, answer=answer)
 
 
-def ladder_ternary(case: Case) -> OnOneCore:
+def ladder_ternary(case: Case) -> Timed:
     """Multiply by ternary weights with a scale per row; rows are quantized to int8 within the timed call."""
     import torch
 
@@ -262,22 +267,22 @@ def ladder_ternary(case: Case) -> OnOneCore:
         entry(codes, *sets[turn], scale, y)
         return y
 
-    return OnOneCore("ladder ternary int8", run, sets, reference(case.x, case.ternary), nbytes(sets[0]))
+    return Timed("ladder ternary int8", run, sets, reference(case.x, case.ternary), nbytes(sets[0]))
 
 
-def on_one_core(make: Callable[..., Contender], case: Case) -> OnOneCore:
+def from_gemm(make: Callable[..., Contender], case: Case) -> Timed:
     """Return a contender of `benchmarks.cpu_gemm`, timed as all are here."""
     made = make(*case.shape, case.x, case.int4, case.cache)
-    return OnOneCore(made.name, made.run, made.sets, made.expected, made.bytes_read)
+    return Timed(made.name, made.run, made.sets, made.expected, made.bytes_read)
 
 
-def makers(library: ctypes.CDLL | None) -> Mapping[str, Callable[[Case], OnOneCore]]:
+def makers(library: ctypes.CDLL | None) -> Mapping[str, Callable[[Case], Timed]]:
     """Return what makes each contender."""
-    from_gemm = {
-        make.__name__: partial(on_one_core, make)
-        for make in (ladder_float, ladder_int8, torch_int4, torch_bf16)
+    known: dict[str, Callable[..., Contender]] = {
+        **{name: partial(ladder_float, activation=name) for name in SHORT},
+        **{make.__name__: make for make in (ladder_int8, torch_int4, torch_bf16)},
     }
-    rest: dict[str, Callable[[Case], OnOneCore]] = {
+    rest: dict[str, Callable[[Case], Timed]] = {
         "ladder_ternary": ladder_ternary,
         "onnxruntime level 4": partial(onnxruntime, level=4),
         "onnxruntime level 0": partial(onnxruntime, level=0),
@@ -289,10 +294,10 @@ def makers(library: ctypes.CDLL | None) -> Mapping[str, Callable[[Case], OnOneCo
                 ggml, library=library, kind="q4_0", bits=4.5, packing=packing
             )
         rest["ggml tq2_0"] = partial(ggml, library=library, kind=TERNARY, bits=2.0625, packing="")
-    return {**from_gemm, **rest}
+    return {**{name: partial(from_gemm, make) for name, make in known.items()}, **rest}
 
 
-def contenders(case: Case, library: ctypes.CDLL | None) -> tuple[list[OnOneCore], dict[str, str]]:
+def contenders(case: Case, library: ctypes.CDLL | None) -> tuple[list[Timed], dict[str, str]]:
     """Return all that can run, and why the others cannot."""
     found, missing = [], {}
     for name, make in makers(library).items():
@@ -301,7 +306,10 @@ def contenders(case: Case, library: ctypes.CDLL | None) -> tuple[list[OnOneCore]
         except (ImportError, LookupError, RuntimeError) as error:
             missing[name] = f"{type(error).__name__}: {error}"
     read = read_bandwidth(found[0])
-    return [*found, OnOneCore(read.name, read.run, read.sets, read.expected, read.bytes_read)], missing
+    found.append(Timed(read.name, read.run, read.sets, read.expected, read.bytes_read))
+    for each in found:
+        each.threads = case.threads
+    return found, missing
 
 
 def judged(times: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -354,7 +362,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         ternary = quantize(weight, "ternary", group_size=k, scale_type="bfloat16")
         for m in arguments.m:
             x = torch.randn(m, k, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-            case = Case(weight, int4, ternary, x, arguments.cache << 20)
+            case = Case(weight, int4, ternary, x, arguments.cache << 20, arguments.threads)
             records.append(run_case(case, library, arguments.rounds))
             gc.collect()
     return records
@@ -377,7 +385,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ggml", type=Path, nargs=2, metavar=("SOURCE", "BUILD"), help="folders of ggml")
-    parser.add_argument("--core", type=int, default=0, help="the core to run on")
+    parser.add_argument("--core", type=int, default=0, help="the core to run on, of one thread")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cache", type=int, default=100, help="MiB that copies of a weight exceed twice")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("-m", type=int, nargs="+", default=ROWS)
@@ -385,19 +394,23 @@ def main() -> None:
         "--output", type=Path, help="JSON file (default: benchmarks/results/cpu_peers_DATE.json)"
     )
     arguments = parser.parse_args()
-    os.sched_setaffinity(0, {arguments.core})
-    threads.prepare_environment(1)
+    if arguments.threads == 1:
+        os.sched_setaffinity(0, {arguments.core})
+    threads.prepare_environment(arguments.threads)
     import torch
     import tvm  # noqa: F401  its runtime registers the thread pool
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(arguments.threads)
     started, load = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), os.getloadavg()
     record = {
         "date": started,
         "cpu": cpu_name(),
-        "what": "processor time of one process on one core",
+        "what": "processor time of one process on one core"
+        if arguments.threads == 1
+        else f"time by the clock, {arguments.threads} threads each",
         "versions": versions(),
-        "command": f"python -m benchmarks.cpu_peers --ggml SOURCE BUILD --rounds {arguments.rounds}",
+        "command": f"python -m benchmarks.cpu_peers --ggml SOURCE BUILD --rounds {arguments.rounds}"
+        + f" --threads {arguments.threads}",
         "results": measure(arguments),
         "load_average": {"before": load, "after": os.getloadavg()},
     }

@@ -53,6 +53,17 @@ def _count(text: str) -> int:
     return number
 
 
+MOST_THREADS = 1024
+"""Threads that a kernel may be told to use: more than any machine has cores is a slip."""
+
+
+def _threads(text: str) -> int:
+    number = _count(text)
+    if number > MOST_THREADS:
+        raise ValueError(f"expected at most {MOST_THREADS}")
+    return number
+
+
 def _path(text: str) -> Path:
     try:
         path = Path(text).expanduser()
@@ -131,7 +142,7 @@ class Settings:
     cache = Knob[bool](True, _boolean, "0 neither reads nor fills the kernel cache")
     dump = Knob[Path | None](None, _path, "folder that receives every stage of every kernel that is built")
     trace = Knob[bool](False, _boolean, "1 logs passes, cache hits, builds and their times to stderr")
-    num_threads = Knob[int](0, _count, "threads of a CPU kernel; 0 means torch's number")
+    num_threads = Knob[int](0, _threads, "threads of a CPU kernel; 0 means torch's number")
     nvcc = Knob[Path | None](None, _path, "the CUDA compiler to use [that of the extra cuda, or on PATH]")
     tune = Knob[bool](
         False, _boolean, "1 times the best candidates on the device instead of trusting the cost model"

@@ -132,6 +132,11 @@ class CpuLayout:
         return self.padded_n(n) // ROWS, self.padded_k(k) // UNIT, LANES * self.bits
 
 
+def bytes_group(bits: int) -> int:
+    """Return the least columns of a packed group whose words may be read as bytes."""
+    return max(UNIT // 2, UNIT // bits)
+
+
 WIDEST = 8
 """Bits of the widest codes that kernels pack."""
 

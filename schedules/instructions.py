@@ -16,7 +16,8 @@ class Instruction:
     tiles: Operands are tile registers, of which there are 4 for sums, 2 for x and 2 for w; otherwise vector
         registers, of which the device says how many bytes there are.
     most_bits: Widest stored code of w whose products it adds without loss.
-    split: How x becomes several numbers of 16 bits, one of `SPLITS`; empty: it is multiplied as it is.
+    split: How x becomes several numbers, one of `SPLITS`; empty: it is multiplied as it is.
+    recipe: The one of `RECIPES` that makes its weights; empty: any that makes their type but `BYTE_DIGITS`.
     skeleton: What emits its nest (`ladder.lower.build.SKELETONS`).
     """
 
@@ -30,12 +31,12 @@ class Instruction:
     tiles: bool = False
     most_bits: int = 32
     split: str = ""
+    recipe: str = ""
     skeleton: str = "cpu"
 
-    @property
-    def sums(self) -> int:
-        """Sums of each row and column."""
-        return DIGITS_OF_X if self.split == DIGITS else 1
+    def sums(self, activation: str) -> int:
+        """Return the sums of each row and column of vector registers."""
+        return pieces_of(activation, self.split) if self.split else 1
 
 
 _DOT, _TILES = "m n m g k", "m n g k m k"
@@ -50,6 +51,9 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
     "avx2_maddubs": Instruction("int8", "uint8", "int32", 1, 16, 4, _DOT, most_bits=7),
     "avx512_bf16": Instruction("bfloat16", "bfloat16", "float32", 1, 16, 2, _DOT),
     "avx512_vnni16": Instruction("float32", "int16", "float32", 1, 16, 2, _DOT, most_bits=8, split="digits"),
+    "avx512_vnni8": Instruction(
+        "float32", "float32", "float32", 1, 16, 4, _DOT, most_bits=8, split="bytes", recipe="bytes"
+    ),
     "fma": Instruction("float32", "float32", "float32", 1, 16, 1, _DOT),
 }
 """By the names that devices give their cores; 16 columns are what narrower machines split."""
@@ -63,14 +67,16 @@ def steps_in_16_bits(bits: int) -> int:
     return LARGEST_SUM // (2 * 128 * ((1 << bits) - 1))
 
 
-DIGITS, TERMS = "digits", "terms"
-"""How x becomes several numbers of 16 bits: digits of integers, which have a sum each, or bfloat16 terms."""
+DIGITS, BYTE_DIGITS, TERMS = "digits", "bytes", "terms"
+"""How x becomes several numbers: digits of integers, of 16 bits or of 8, which have a sum each, or bfloat16
+terms. Weights become bytes too, each less the smallest value of their type (`tile_types.forms.Bytes`)."""
 
-DIGITS_OF_X = 2
-"""Digits that an element has."""
+DIGIT_BITS: Mapping[str, int] = {DIGITS: 16, BYTE_DIGITS: 8}
+"""Bits of a digit."""
 
 SPLITS: Mapping[str, Mapping[str, int]] = {
-    DIGITS: {"float16": DIGITS_OF_X, "bfloat16": DIGITS_OF_X},
+    DIGITS: {"float16": 2, "bfloat16": 2},
+    BYTE_DIGITS: {"float16": 3, "bfloat16": 3, "float32": 4},
     TERMS: {"float16": 2, "float32": 3},
 }
 """Conversion -> type of x -> numbers that an element becomes."""
@@ -81,9 +87,9 @@ def pieces_of(activation: str, split: str) -> int:
     return SPLITS[split][activation]
 
 
-def columns_in_32_bits(largest: float) -> int:
+def columns_in_32_bits(largest: float, split: str = DIGITS) -> int:
     """Return how many products of a digit and a weight of at most some magnitude 32 bits add without loss."""
-    return ((1 << 31) - 1) // int((1 << 15) * largest)
+    return ((1 << 31) - 1) // int((1 << (DIGIT_BITS[split] - 1)) * largest)
 
 
 SUM_TILES, OPERAND_TILES = 4, 2
@@ -119,9 +125,11 @@ RECIPES: Mapping[str, Recipe] = {
     "extend": Recipe(("int16", "bfloat16", "float32"), 8, (16,), _WORDS, 4.0, least_bits=6),
     "lookup": Recipe(("bfloat16", "float32", "int16"), 8, (16,), _WORDS, 1.0),
     "table": Recipe(("float32",), 16, (16,), cost=6.0, choices=8),
+    "bytes": Recipe(("float32",), 8, (16,), _WORDS | {"avx512_vbmi"}, 0.5),
     "arithmetic": Recipe(("float32",), 32, (8, 16), cost=4.0),
 }
-"""Conversions of weights: masks, shifts that keep signs, tables in registers, in memory, the expression."""
+"""Conversions of weights: masks, shifts that keep signs, tables in registers, in memory, integers of eight
+bits for digits of eight bits, the expression."""
 
 PLANE_OPERATIONS = 1.5
 """Vector operations that extract one plane of bits: a shift and, but for the last, a merge."""

@@ -75,6 +75,58 @@ def is_extended(ttype: TType) -> bool:
 
 
 @dataclass(frozen=True)
+class Bytes:
+    """``value(code) = (byte(code) + low) / 2**exponent`` of a type of few values, evenly spaced but for gaps.
+
+    table: The byte of each code.
+    flip: What makes bytes of codes by exclusive or; None where only the table does.
+    """
+
+    table: tuple[int, ...]
+    low: int
+    exponent: int
+    flip: int | None
+
+    @property
+    def largest(self) -> int:
+        """The largest byte."""
+        return max(self.table)
+
+
+BYTE_EXPONENTS = range(-8, 9)
+"""Powers of two that may make integers of values."""
+
+
+@lru_cache(maxsize=1024)
+def byte_form(ttype: TType) -> Bytes | None:
+    """Return a type's values as bytes, None where they are not integers of eight bits times a power of two.
+
+    Codes have 1, 2, 4 or 8 bits, so that each lies in one byte; those of 8 bits are counted, not looked up.
+    """
+    if not ttype.exact or ttype.elem_bits not in (1, 2, 4, 8):
+        return None
+    values = ttype.element_type.values().astype(np.float64)
+    if not np.isfinite(values).all():
+        return None
+    for exponent in BYTE_EXPONENTS:
+        scaled = np.ldexp(values, exponent)
+        if np.array_equal(scaled, np.rint(scaled)):
+            break
+    else:
+        return None
+    low = int(min(scaled.min(), 0))
+    found = scaled - low
+    if found.max() > 255:
+        return None
+    table = found.astype(np.int64)
+    flips = table ^ np.arange(len(table))
+    flip = int(flips[0]) if (flips == flips[0]).all() else None
+    if flip is None and ttype.elem_bits == 8:
+        return None
+    return Bytes(tuple(map(int, table)), low, exponent, flip)
+
+
+@dataclass(frozen=True)
 class Wiring:
     """Bits of a 16-bit float that are bits of a code or constants; ``gain`` times the float is the value.
 

@@ -11,12 +11,12 @@ from ladder.ir.program.model import LOCAL, MEMORY, granule, made_by
 from ladder.ir.program.rewriting import Body, at_level, in_piece, innermost, renamed, replaced, rewritten
 from ladder.ir.program.verify import reads
 from schedules.cpu_layout import stored_layout
-from schedules.instructions import DIGITS, RECIPES, SPLITS, TERMS
+from schedules.instructions import BYTE_DIGITS, RECIPES, SPLITS, TERMS
 from schedules.transforms.base import Transform
 from schedules.transforms.extents import padding_text
 from targets import TileDevice
 from tile_types import get_type, representable
-from tile_types.forms import is_extended, largest_integer
+from tile_types.forms import byte_form, is_extended, largest_integer
 
 MOST_ROWS = 16
 """Rows of x that one vector of prepared words can interleave."""
@@ -81,8 +81,8 @@ class Convert(Transform):
 
     args
         ``tile``: x or w; ``ttype``: what it becomes; ``by``: ``offset`` (codes of w in memory count from the
-        smallest value), ``widening`` (x, exact), ``digits`` (x, 31 bits in each group), ``terms``
-        (x, sums of bfloat16), or a recipe of `schedules.instructions.RECIPES`.
+        smallest value), ``widening`` (x, exact), ``digits`` or ``bytes`` (x, integers of
+        each group), ``terms`` (x, sums of bfloat16), or a recipe of `schedules.instructions.RECIPES`.
     rewrite
         ``T.level <- T  ->  T.level <- convert T``; by offset: ``x · w  ->  x · (w - low) + low · sum of x``
     checks
@@ -115,12 +115,14 @@ class Convert(Transform):
         )
 
     def _check_recipe(self, program: TileProgram, operand: Operand, device: TileDevice) -> None:
-        self.check(operand.ttype != self.ttype, f"{self.tile} is {self.ttype} already")
+        split = self.tile == "x" and self.by in SPLITS
+        self.check(split or operand.ttype != self.ttype, f"{self.tile} is {self.ttype} already")
         if self.tile == "x":
             ways = ("widening", *SPLITS)
             self.check(self.by in ways, f"activations are converted by {', '.join(ways)}")
-            made = {DIGITS: ("float32",), TERMS: ("bfloat16",)}.get(self.by, ("bfloat16", "float32"))
-            self.check(self.ttype in made, f"activations become {' or '.join(made)} so")
+            widened = "bfloat16" if self.by == TERMS else "float32"
+            made = {widened} if split else {"bfloat16", "float32"}
+            self.check(self.ttype in made, f"activations become {' or '.join(sorted(made))} so")
             given = SPLITS.get(self.by, {operand.ttype: 1})
             self.check(operand.ttype in given, f"{' or '.join(given)} have {self.by}")
             if self.by == TERMS:  # together they are exact
@@ -142,6 +144,8 @@ class Convert(Transform):
         counted = ttype.is_integer and ttype.minimum >= 0  # of at most eight bits: uint8 holds them
         if self.by == "extend":
             held = is_extended(ttype)
+        elif self.tile == "w" and self.by == BYTE_DIGITS:
+            held = byte_form(ttype) is not None
         elif self.ttype == "int16":
             held = largest_integer(ttype) is not None
         else:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from ladder.ir.program import Copy, Layout, Multiply, Statement, TileProgram
 from ladder.ir.program.model import granule, made_by
 from ladder.ir.program.rewriting import made_anew, rewritten
-from schedules.cpu_layout import UNIT
+from schedules.cpu_layout import UNIT, bytes_group
 from schedules.instructions import (
-    DIGITS,
+    BYTE_DIGITS,
+    DIGIT_BITS,
     INSTRUCTIONS,
     OPERAND_TILES,
     SPLITS,
@@ -20,7 +21,7 @@ from schedules.instructions import (
 from schedules.transforms.base import Transform
 from targets import TileDevice
 from tile_types import get_type
-from tile_types.forms import largest_integer
+from tile_types.forms import byte_form, largest_integer
 
 SUMS = ("acc", "acc.cache", "acc.register", "x.sum")
 """Tiles that have the accumulator's type."""
@@ -95,14 +96,23 @@ class Use(Transform):
         split = next((copy.recipe for copy in copies if copy.recipe in SPLITS), "")
         self.check(split in ("", row.split), f"it takes no {split} of x")
         self.check(split == row.split, f"convert x to {row.operand} by {row.split} before")
-        if split == DIGITS:
-            self._check_sums(program)
+        made = [s for s, _ in program.find(Copy) if isinstance(s, Copy) and s.target.name == w.name]
+        recipe = next((copy.recipe for copy in made if copy.recipe), "")
+        if row.recipe:
+            self.check(recipe == row.recipe, f"convert w to {row.weight} by {row.recipe} before")
+        self.check(
+            row.recipe == recipe or recipe != BYTE_DIGITS, f"it takes no {recipe}: convert w otherwise"
+        )
+        if split in DIGIT_BITS:
+            self._check_sums(program, split)
 
-    def _check_sums(self, program: TileProgram) -> None:
+    def _check_sums(self, program: TileProgram, split: str) -> None:
         """Check that sums of products of digits stay integers of 32 bits."""
-        largest, group = largest_integer(program.operand("w").tile.ttype), program.extent("k")
+        ttype, group = program.operand("w").tile.ttype, program.extent("k")
+        form = byte_form(ttype)
+        largest = form.largest if split == BYTE_DIGITS and form else largest_integer(ttype)
         assert largest is not None  # weights are integers by now
-        most = columns_in_32_bits(largest)
+        most = columns_in_32_bits(largest, split)
         fits = isinstance(group, int) and group <= most
         self.check(fits, f"sums of up to {most} columns are exact: {group} are too many")
         self.check(program.has("scale"), "units are those of groups: the weight has no scales")
@@ -138,9 +148,14 @@ class Use(Transform):
         self.check(x.tile.layout == Layout("words", (m,)), f"slice m leaves {m} rows: map x to words({m})")
         self.check(n % row.columns == 0, f"{n} columns are no multiple of {row.columns}: slice n")
         unit = program.extent("k")
+        if row.split == BYTE_DIGITS:
+            least = bytes_group(program.operand("w").tile.ttype.elem_bits)
+            fits = isinstance(unit, int) and unit >= least
+            self.check(fits, f"a step of bytes takes {least} columns of a group at least, not {unit}")
         wanted = UNIT // 2 if unit == UNIT // 2 else UNIT
         self.check(k == wanted, f"{k} columns are not the {wanted} of a packed unit: slice k by {wanted}")
-        used, room = 4 * m * n * row.sums, device.layer("register").capacity
+        sums = row.sums(program.operand("x").ttype)
+        used, room = 4 * m * n * sums, device.layer("register").capacity
         self.check(used < room, f"accumulators of {used} bytes leave none of {room} bytes of registers")
 
     def _check_tiles(self, program: TileProgram, row: Instruction, device: TileDevice) -> None:

@@ -53,8 +53,10 @@ def test_paths_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch, text:
         _ = knobs.settings.cache_dir
 
 
-def test_negative_thread_count_is_refused() -> None:
-    with pytest.raises(ValueRangeError, match="LADDER_NUM_THREADS"), knobs.override(num_threads=-1):
+@pytest.mark.parametrize(("count", "expected"), [(-1, "not negative"), (1025, "at most 1024")])
+def test_thread_counts_that_no_machine_has_are_refused(count: int, expected: str) -> None:
+    said = rf"LADDER_NUM_THREADS='{count}' is not valid: .*{expected}"
+    with pytest.raises(ValueRangeError, match=said), knobs.override(num_threads=count):
         pass
 
 

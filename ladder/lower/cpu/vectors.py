@@ -311,6 +311,17 @@ def folded_pairs(pairs: Expr) -> Expr:
     return T.call_pure_extern("int32x16", FOLD, pairs, constant(1, "int16", 2 * 16))
 
 
+def permute_bytes(values: Expr, index: Expr) -> Expr:
+    """Return ``values[index & 63]``, 64 x uint8 (``vpermb``)."""
+    return T.call_llvm_pure_intrin("uint8x64", "llvm.x86.avx512.permvar.qi.512", values, index)
+
+
+def reduced(how: str, values: Expr) -> Expr:
+    """Return ``add``, ``umax``, ... of all elements of a vector."""
+    element, _, _ = str(values.ty.dtype).partition("x")
+    return T.call_llvm_pure_intrin(element, f"llvm.vector.reduce.{how}", values)
+
+
 def prefetch(address: Expr) -> None:
     """Bring a line that is read soon into the second-level cache; an address beyond the array is harmless."""
     read, second_level, data = T.int32(0), T.int32(2), T.int32(1)

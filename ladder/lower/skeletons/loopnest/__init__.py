@@ -8,9 +8,9 @@ from ladder.ir.program import TileProgram, verify_program
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.amx import TileNest
 from ladder.lower.skeletons.loopnest.decode import helpers_of
-from ladder.lower.skeletons.loopnest.dots import DigitNest, PairNest, VectorNest
+from ladder.lower.skeletons.loopnest.dots import ByteDigitNest, DigitNest, PairNest, VectorNest
 from ladder.lower.skeletons.loopnest.nest import declare_arguments, kernel_of
-from schedules.instructions import DIGITS, INSTRUCTIONS
+from schedules.instructions import BYTE_DIGITS, DIGITS, INSTRUCTIONS
 
 PAIRS = "avx2_maddubs"
 """The instruction whose sums have 16 bits at first."""
@@ -18,6 +18,7 @@ PAIRS = "avx2_maddubs"
 NESTS: Mapping[str, type[VectorNest]] = {
     PAIRS: PairNest,
     **{name: DigitNest for name, row in INSTRUCTIONS.items() if row.split == DIGITS},
+    **{name: ByteDigitNest for name, row in INSTRUCTIONS.items() if row.split == BYTE_DIGITS},
 }
 """Instruction -> its nest, where it is not that of all on vector or on tile registers."""
 

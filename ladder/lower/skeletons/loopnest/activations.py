@@ -9,7 +9,7 @@ x over a group: what zero points multiply, or already times the offset of the co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -20,7 +20,7 @@ from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.vectors import as_float, bits_of
 from schedules.cpu_layout import LANES, UNIT, CpuLayout
 
-WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4, "digits": 2, "terms": 2}
+WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4, "digits": 2, "bytes": 4, "terms": 2}
 """Columns in one 32-bit word of each operand type."""
 
 PARTS = 8
@@ -32,7 +32,7 @@ class Activations:
     """The prepared activations of a number of blocks of rows.
 
     layout: The packed weight's layout, which the columns follow.
-    operand: ``"float32"``, ``"bfloat16"``, ``"int8"``, ``"digits"`` or ``"terms"``.
+    operand: ``"float32"``, ``"bfloat16"``, ``"int8"``, ``"digits"``, ``"bytes"`` or ``"terms"``.
     activation: Element type of x.
     rows: Rows per block, a power of two up to 16.
     x: The argument ``[M, K]``.
@@ -54,8 +54,10 @@ class Activations:
     sums: Any
     factor: int
 
-    digits: ClassVar[int] = 1
-    """Words of one row and step."""
+    @property
+    def digits(self) -> int:
+        """Words of one row and step."""
+        return 1
 
     @property
     def columns(self) -> int:

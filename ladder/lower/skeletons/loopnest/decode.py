@@ -24,7 +24,9 @@ from ladder.lower import builder as b
 from ladder.lower.cpu import tables
 from ladder.lower.cpu import vectors as v
 from schedules.cpu_layout import LANES, CpuLayout, Plane
+from schedules.instructions import BYTE_DIGITS
 from tile_types import TirOps, TType
+from tile_types.forms import Bytes, byte_form
 
 Bits = np.ndarray[Any, Any]
 
@@ -39,6 +41,7 @@ class Unit:
     words: The packed array.
     block, unit: Indices into it.
     ahead: Units by which prefetches run ahead; 0: none.
+    units, skipped: Units of a row block, and row blocks from one tile to the next: there prefetches go on.
     """
 
     layout: CpuLayout
@@ -46,6 +49,8 @@ class Unit:
     block: Expr
     unit: Expr
     ahead: int = 0
+    units: Expr = None
+    skipped: int = 0
     loaded: dict[int, Expr] = field(default_factory=dict)
 
     def vector(self, plane: Plane, step: int) -> Expr:
@@ -53,7 +58,9 @@ class Unit:
         index = plane.start + step // plane.slots
         if index not in self.loaded:
             if self.ahead:
-                line = self.words[self.block, self.unit + self.ahead, index * LANES]
+                after = self.unit + self.ahead
+                jump = tirx.Select(after >= self.units, (self.skipped - 1) * self.units, T.int32(0))
+                line = self.words[self.block, after + jump, index * LANES]
                 v.prefetch(T.address_of(line))
             self.loaded[index] = b.bind(self.words[self.block, self.unit, v.lanes(index * LANES)])
         return self.loaded[index]
@@ -81,6 +88,8 @@ def decoder_for(program: TileProgram, layout: CpuLayout) -> Decoder:
     recipe = next((copy.recipe for copy in copies_of(program, made.name) if copy.recipe), "")
     if made.ttype == "uint8":
         return ByteDecoder(layout)
+    if recipe == BYTE_DIGITS:
+        return DigitByteDecoder(layout, element)
     if recipe == "extend":
         return ExtendingDecoder(PairTable(layout, element), made.ttype)
     if made.ttype == "int16":
@@ -108,6 +117,49 @@ def units_ahead(program: TileProgram) -> int:
     """Return the units by which the weight is prefetched; 0 if it is not."""
     copies = copies_of(program, "w.l2")
     return int(copies[0].by.removeprefix("prefetch ")) if copies else 0
+
+
+BYTE_LANE = 8
+"""Bits of an element of a lane that is read as bytes."""
+
+
+def form_of(element: TType) -> Bytes:
+    """Return the bytes of a type that has them, as its program says."""
+    form = byte_form(element)
+    assert form is not None
+    return form
+
+
+@dataclass
+class DigitByteDecoder:
+    """Bytes of values: codes that are counted by a mask, others by a table in a register.
+
+    layout: Of the words, read as bytes.
+    """
+
+    layout: CpuLayout
+    element: TType
+    table: Expr = None
+
+    def begin(self) -> None:
+        """Name the table once per tile, if there is one."""
+        form = form_of(self.element)
+        if form.flip is None:
+            repeated = np.resize(
+                form.table, 4 * LANES
+            )  # indices have six bits, of which codes are the lowest
+            self.table = b.bind(v.table(repeated, "uint8"))
+
+    def __call__(self, unit: Unit, step: int) -> list[Expr]:
+        """Return four unsigned bytes per row."""
+        (plane,), form = self.layout.planes, form_of(self.element)
+        word = v.shifted(unit.vector(plane, step), plane.width * (step % plane.slots), "uint32", LANES)
+        if form.flip is None:
+            return [b.bind(v.as_type(v.permute_bytes(self.table, v.as_type(word, "uint8x64")), "uint32x16"))]
+        if plane.width < BYTE_LANE:
+            word = v.masked(word, ((1 << plane.width) - 1) * 0x01010101, "uint32", LANES)
+        flipped = v.constant(form.flip * 0x01010101, "uint32")
+        return [b.bind(T.bitwise_xor(word, flipped) if form.flip else word)]
 
 
 class RawPairs:

@@ -3,8 +3,8 @@
 The elements of a row in a group of K become integers of 31 bits of one power of two, which is what the sum
 of their products is worth. Each is written as two signed digits of 16 bits, whose products with weights add
 up apart: nothing is rounded until a group ends. An element is off by at most ``2**-30`` of the power of two
-above the largest of its group; below ``2**-87`` that no longer shrinks. A group with an infinite element, or
-with NaN, has that as its unit; finite elements are nothing beside it.
+above the largest of its group (`DigitActivations.scaled_bits`); below ``2**-87`` that no longer shrinks. A
+group with an infinite element, or with NaN, has that as its unit; finite elements are nothing beside it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,26 @@ from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.activations import Activations, column_sum
 from schedules.cpu_layout import LANES
-from schedules.instructions import DIGITS_OF_X
+from schedules.instructions import DIGIT_BITS, pieces_of
 
-HALF = 16
+HALF = DIGIT_BITS["digits"]
 """Bits of a digit."""
-
-BASE = float(1 << HALF)
-"""What the upper digit counts."""
-
-LARGEST = float(1 << 30)
-"""What scaled elements are at most."""
 
 EXPONENT_BITS, SPECIAL = 23, 255
 """Where the exponent of a float32 begins, and that of infinity and NaN."""
 
 LEAST_EXPONENT = 40
 """Biased exponent below which units do not shrink."""
+
+
+@dataclass(frozen=True)
+class DigitPlace:
+    """A chunk of a group of a row: block of rows, row of the block, group, chunk of the group."""
+
+    block: Expr
+    local: Expr
+    group: Expr
+    chunk: Expr
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,25 @@ class DigitActivations(Activations):
 
     unit: Any
 
-    digits = DIGITS_OF_X
+    @property
+    def digits(self) -> int:
+        """Digits of an element."""
+        return pieces_of(self.activation, self.operand)
+
+    @property
+    def width(self) -> int:
+        """Bits of a digit."""
+        return DIGIT_BITS[self.operand]
+
+    @property
+    def worth(self) -> float:
+        """What products of integers are worth beside what those of elements and values are."""
+        return 1.0
+
+    @property
+    def scaled_bits(self) -> int:
+        """Bits of the largest magnitude of scaled elements: the top digit has one to spare, and its sign."""
+        return self.width * self.digits - 2
 
     def prepare(self, block: Expr, first: Expr) -> None:
         """Emit the preparation of one block, whose first row is ``first``."""
@@ -62,12 +84,14 @@ class DigitActivations(Activations):
                 tirx.max(T.shift_right(largest, T.uint32(EXPONENT_BITS)), T.uint32(LEAST_EXPONENT))
             )
             finite = exponent < T.uint32(SPECIAL)
-            unit = _float(T.shift_left(exponent - T.uint32(29), T.uint32(EXPONENT_BITS)))
-            b.store(self.unit, tirx.Select(finite, unit, _float(largest)), place)
-            shift = tirx.Select(finite, T.uint32(283) - exponent, T.uint32(1))
+            unit = _float(T.shift_left(exponent - T.uint32(self.scaled_bits - 1), T.uint32(EXPONENT_BITS)))
+            b.store(self.unit, tirx.Select(finite, unit, _float(largest)) * T.float32(self.worth), place)
+            shift = tirx.Select(finite, T.uint32(253 + self.scaled_bits) - exponent, T.uint32(1))
             factor = b.bind(_float(T.shift_left(shift, T.uint32(EXPONENT_BITS))))
+            totals = self.begin_group()
             with b.loop(chunks) as chunk:
-                self._split(values, factor, block, local, group, chunk)
+                self.split(values, factor, DigitPlace(block, local, group, chunk), totals)
+            self.end_group(totals, place)
             if self.sums is not None:
                 b.store(self.sums, column_sum(values, self.layout.padded_group), place)
 
@@ -79,26 +103,35 @@ class DigitActivations(Activations):
             bits = v.as_type(values[v.lanes(part * LANES)], f"uint32x{LANES}")
             magnitude = v.masked(bits, 0x7FFFFFFF, "uint32", LANES)
             b.store(most, tirx.max(most[v.lanes(0)], magnitude), v.lanes(0))
-        largest = most[0]
-        for lane in range(1, LANES):
-            largest = tirx.max(largest, most[lane])
-        return b.bind(largest)
+        return b.bind(v.reduced("umax", most[v.lanes(0)]))
 
-    def _split(self, values: Any, factor: Expr, block: Expr, local: Expr, group: Expr, chunk: Expr) -> None:
+    def begin_group(self) -> Any:
+        """Allocate what `split` adds up in a group: nothing."""
+        return None
+
+    def end_group(self, totals: Any, place: Expr) -> None:
+        """Emit what becomes of it."""
+
+    def split(self, values: Any, factor: Expr, at: DigitPlace, totals: Any) -> None:
         """Emit the digits of a row and chunk."""
-        count = self.chunk // self.columns
-        first = group * (self.layout.padded_group // self.columns) + chunk * count
-        numbers = v.scratch(self.chunk, "int32")
-        with b.vector(self.chunk) as lane:
-            scaled = values[chunk * self.chunk + lane] * factor
-            bounded = tirx.max(tirx.min(scaled, T.float32(LARGEST)), T.float32(-LARGEST))  # of NaN as well
-            b.store(numbers, T.Cast("int32", bounded), lane)
+        del totals
+        count, numbers = self.chunk // self.columns, self.integers(values, factor, at.chunk)
+        first = at.group * (self.layout.padded_group // self.columns) + at.chunk * count
         with b.loop(count) as step:
             even, odd = (b.bind(numbers[step * self.columns + i]) for i in range(2))
-            place = ((block * self.steps + first + step) * self.rows + local) * DIGITS_OF_X
+            place = ((at.block * self.steps + first + step) * self.rows + at.local) * self.digits
             low = T.bitwise_or(T.bitwise_and(even, T.int32(0xFFFF)), T.shift_left(odd, T.int32(HALF)))
             b.store(self.words, _pair(*(number + T.int32(1 << (HALF - 1)) for number in (even, odd))), place)
             b.store(self.words, T.reinterpret("uint32", low), place + 1)
+
+    def integers(self, values: Any, factor: Expr, chunk: Expr) -> Any:
+        """Emit the scaled elements of a chunk, the largest of which has `scaled_bits`."""
+        largest, numbers = float(1 << self.scaled_bits), v.scratch(self.chunk, "int32")
+        with b.vector(self.chunk) as lane:
+            scaled = values[chunk * self.chunk + lane] * factor
+            bounded = tirx.max(tirx.min(scaled, T.float32(largest)), T.float32(-largest))  # of NaN as well
+            b.store(numbers, T.Cast("int32", bounded), lane)
+        return numbers
 
 
 def _pair(even: Expr, odd: Expr) -> Expr:

@@ -15,10 +15,11 @@ from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.skeletons.loopnest.digits import BASE, DigitActivations
+from ladder.lower.skeletons.loopnest.byte_digits import ByteDigitActivations
+from ladder.lower.skeletons.loopnest.digits import DigitActivations
 from ladder.lower.skeletons.loopnest.nest import At, Nest, offset_of
 from schedules.cpu_layout import LANES, UNIT
-from schedules.instructions import DIGITS_OF_X, steps_in_16_bits
+from schedules.instructions import steps_in_16_bits
 
 HALVES = 2 * LANES
 """Sums of 16 bits in a vector."""
@@ -46,10 +47,10 @@ class VectorNest(Nest):
         count = self.kernel.panels * self.width
         sums = v.scratch(count * LANES, self.held)
         for index in range(count):
-            b.store(sums, self._beginning(at, index % self.width), v.lanes(index * LANES))
+            b.store(sums, self.beginning(at, index % self.width), v.lanes(index * LANES))
         return replace(at, tiles={**at.tiles, fill.target.name: sums})
 
-    def _beginning(self, at: At, row: int) -> Expr:
+    def beginning(self, at: At, row: int) -> Expr:
         """Return what the sums of a row in a group begin with: what the offset of the codes adds, or 0."""
         if self._begins_with_offset:
             return v.splat(self.kernel.x.sum(at.block, at.group, row))
@@ -185,25 +186,42 @@ class PairNest(VectorNest):
 
 
 class DigitNest(VectorNest):
-    """A kernel on vector registers whose sums are integers, two of each row and column."""
+    """A kernel on vector registers whose sums are integers, one of each digit of a row and column."""
+
+    @property
+    def x(self) -> DigitActivations:
+        """The prepared activations."""
+        assert isinstance(self.kernel.x, DigitActivations)
+        return self.kernel.x
 
     held = "int32"
 
     @property
     def width(self) -> int:
         """Sums of a column: one of each digit of a row."""
-        return self.kernel.rows * DIGITS_OF_X
+        return self.kernel.rows * self.x.digits
 
     def sums_of(self, add: AddGroup, at: At, panel: int, row: int) -> Expr:
-        """Return what the sums of both digits are worth."""
-        upper, lower = (
-            T.Cast(f"float32x{LANES}", at.tiles[add.value][self.place(panel, row * DIGITS_OF_X + digit)])
-            for digit in range(DIGITS_OF_X)
+        """Return what the sums of all digits are worth."""
+        x = self.x
+        upper, *rest = (
+            T.Cast(f"float32x{LANES}", at.tiles[add.value][self.place(panel, row * x.digits + digit)])
+            for digit in range(x.digits)
         )
-        x = self.kernel.x
-        assert isinstance(x, DigitActivations)
-        unit = x.unit[(at.block * x.groups + at.group) * x.rows + row]
-        return v.fma(upper, v.constant(BASE, "float32"), lower) * v.splat(unit)
+        for lower in rest:
+            upper = v.fma(upper, v.constant(float(1 << x.width), "float32"), lower)
+        return upper * v.splat(x.unit[(at.block * x.groups + at.group) * x.rows + row])
+
+
+class ByteDigitNest(DigitNest):
+    """A kernel on vector registers whose weights are bytes: sums begin with what these leave out."""
+
+    def beginning(self, at: At, row: int) -> Expr:
+        """Return what the sums of a digit of a row in a group begin with."""
+        assert isinstance(self.x, ByteDigitActivations)
+        if self.x.starts is None:
+            return super().beginning(at, row)
+        return v.splat(self.x.starts[(at.block * self.x.groups + at.group) * self.width + row])
 
 
 def _fma(total: Expr, weights: Expr, x: Expr) -> Expr:
@@ -214,6 +232,7 @@ INSTRUCTIONS: Mapping[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "avx512_bf16": v.dot_bf16,
     "avx512_vnni": v.dot_int8,
     "avx512_vnni16": v.dot_int16,
+    "avx512_vnni8": v.dot_int8,
     "fma": _fma,
 }
 """Instruction -> what emits ``total`` plus the products of one step."""

@@ -36,11 +36,20 @@ from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.pack import HALF, NUMBERS
 from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
-from ladder.lower.skeletons.loopnest.decode import Decoder, Unit, copies_of, decoder_for, units_ahead
+from ladder.lower.skeletons.loopnest.byte_digits import ByteDigitActivations
+from ladder.lower.skeletons.loopnest.decode import (
+    BYTE_LANE,
+    Decoder,
+    Unit,
+    copies_of,
+    decoder_for,
+    form_of,
+    units_ahead,
+)
 from ladder.lower.skeletons.loopnest.digits import DigitActivations
 from ladder.lower.skeletons.loopnest.terms import TermActivations
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
-from schedules.instructions import DIGITS, SPLITS, TERMS, pieces_of
+from schedules.instructions import BYTE_DIGITS, DIGITS, SPLITS, TERMS, pieces_of
 
 TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 """Element types that TIR spells otherwise."""
@@ -130,7 +139,8 @@ class NestKernel:
 
     def source(self, tile: Expr, panel: int, unit: Expr) -> Unit:
         """Return the packed words of one panel and unit."""
-        return Unit(self.layout, self.args["w"], tile * self.panels + panel, unit, units_ahead(self.program))
+        block, ahead = tile * self.panels + panel, units_ahead(self.program)
+        return Unit(self.layout, self.args["w"], block, unit, ahead, self.args.units, self.panels)
 
 
 def kernel_of(program: TileProgram, args: OperandTensors) -> NestKernel:
@@ -139,9 +149,10 @@ def kernel_of(program: TileProgram, args: OperandTensors) -> NestKernel:
     rows = [loop.step for loop in loops if loop.axis == "m"]
     weight, x = program.operand("w"), program.operand(product.left)
     group = program.operand("x").extent("k")
-    layout = CpuLayout(
-        weight.tile.ttype.elem_bits, weight.tile.layout.parameters[0], group if isinstance(group, int) else 0
-    )
+    lane = weight.tile.layout.parameters[0]
+    if any(copy.recipe == BYTE_DIGITS for copy in copies_of(program, product.right)):
+        lane = BYTE_LANE
+    layout = CpuLayout(weight.tile.ttype.elem_bits, lane, group if isinstance(group, int) else 0)
     (words,) = x.tile.layout.parameters
     tiles = (args.m + rows[-1] - 1) // rows[-1]
     blocks = b.bind(tiles * (rows[-1] // words))
@@ -170,8 +181,13 @@ def _activations(
     parts = (layout, operand, stored, words, args["x"], *extents, memory, sums, factor)
     if operand == TERMS:
         return TermActivations(*parts, plane)
+    count = blocks * args.groups * words
     if operand == DIGITS:
-        return DigitActivations(*parts, v.scratch(blocks * args.groups * words, "float32"))
+        return DigitActivations(*parts, v.scratch(count, "float32"))
+    if operand == BYTE_DIGITS:
+        element = program.operand("w").tile.ttype
+        starts = v.scratch(count * pieces, "int32") if form_of(element).low else None
+        return ByteDigitActivations(*parts, v.scratch(count, "float32"), element, starts)
     return Activations(*parts)
 
 
