@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -413,6 +414,8 @@ def run(arguments: Sequence[str]) -> int:
     for name in ("stdout", "stderr"):  # None where the shell closed them: `ladder types >&-`
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  as long as the process
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):  # of a terminal that lacks some signs
+            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")
     try:
         code = int(app(args=list(arguments), prog_name="ladder", standalone_mode=False) or OK)
         sys.stdout.flush()

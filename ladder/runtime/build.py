@@ -235,7 +235,7 @@ def _build(job: Job) -> Kernel:
     """Compile a kernel and keep it; raises CompilerError also where the system refuses to write."""
     try:
         return _built(job)
-    except OSError as error:
+    except (OSError, UnicodeEncodeError) as error:  # a name that is no text
         raise CompilerError(
             f"cannot build a kernel: {error}; free some room, or set TMPDIR to a folder that you can write"
         ) from error

@@ -149,8 +149,9 @@ def _private_file(data: bytes, folders: contextlib.ExitStack) -> Path:
     """Write a new folder's only file, below the cache or, where that is off or takes none, the system's."""
     name = f"{hashlib.sha256(data).hexdigest()}.so"
     if knobs.settings.cache:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, UnicodeEncodeError):
             parent = cache_root() / "tmp"
+            str(parent).encode()  # the loader takes names that are text
             parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             kept = tempfile.TemporaryDirectory(prefix=f"{os.getpid()}-", dir=parent)
             return _written(Path(folders.enter_context(kept)) / name, data)

@@ -92,7 +92,9 @@ def test_help_of_every_command(ladder: Command, command: list[str]) -> None:
 
 
 def test_commands_of_the_cache_are_listed_where_none_is_named(ladder: Command) -> None:
-    assert ladder("cache") == ladder("cache", "--help")
+    done = ladder("cache")
+    assert (done.code, done.err) == (OK, "")
+    assert done.out == ladder("cache", "--help").out
 
 
 def test_help_is_fast() -> None:
@@ -172,6 +174,13 @@ def test_missing_compiler_is_one_line_and_code_1(ladder: Command, monkeypatch: p
 def test_python_m_ladder_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "ladder", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (OK, shell("--version").stdout)
+
+
+def test_signs_that_a_terminal_lacks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = shell("explain", "-n", "32", "-k", "64")
+    assert done.returncode == OK, done.stderr
+    assert " ?s\n" in done.stdout
 
 
 def test_failure_in_a_process_is_no_traceback() -> None:

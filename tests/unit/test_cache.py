@@ -300,6 +300,18 @@ def test_libraries_are_loaded_where_the_caches_disk_is_full(
             loading.load_library(b"\x7fELF", "x.so")
 
 
+def test_libraries_are_loaded_where_the_caches_name_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tvm_ffi
+
+    from ladder.runtime import library as loading
+
+    monkeypatch.setattr(tvm_ffi, "load_module", lambda path: path.encode())
+    with knobs.override(cache_dir=tmp_path / "\udcff"):
+        assert loading.load_library(b"\x7fELF", "x.so").endswith(b".so")
+
+
 def test_a_folder_that_cannot_be_written_is_told_once(
     tmp_path: Path, library: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

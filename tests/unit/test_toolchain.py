@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -211,9 +210,17 @@ def hide_linkers(monkeypatch: Any) -> None:
 @pytest.mark.usefixtures("any_linker")
 def test_the_stub_answers_no_device(tmp_path: Path) -> None:
     with knobs.override(cache_dir=tmp_path):
-        stub = ctypes.CDLL(str(toolchain._driver_stub()))
-    for name in toolchain.DRIVER_SYMBOLS:
-        assert getattr(stub, name)() == toolchain.NO_DEVICE
+        stubs = toolchain._driver_stub(), toolchain._driver_stub()  # the second is the cache's
+    assert [path.name for path in (tmp_path / "stub").iterdir()] == ["libcuda.so.1"]
+    for stub in stubs:
+        assert {getattr(stub, name)() for name in toolchain.DRIVER_SYMBOLS} == {toolchain.NO_DEVICE}
+
+
+def test_the_stub_needs_no_cache(tmp_path: Path) -> None:
+    """Compiling for CUDA failed where the cache could not be written."""
+    (tmp_path / "file").touch()
+    with knobs.override(cache_dir=tmp_path / "file"):
+        assert toolchain._driver_stub().cuLaunchKernel() == toolchain.NO_DEVICE
 
 
 def test_the_stub_needs_a_linker(monkeypatch: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ from ladder.lower.linking import link
 from ladder.lower.passes import pipeline
 from ladder.lower.tvm_lock import tvm_unlocked
 from targets import TileDevice
-from tile_types.errors import CompilerError, MissingToolError
+from tile_types.errors import ArtifactError, CompilerError, MissingToolError
+from tile_types.files import replacing
 
 NVCC_FLAGS = ("-O3", "-std=c++17", "--expt-relaxed-constexpr", "-diag-suppress=174,177")
 
@@ -214,7 +215,7 @@ def _load_driver() -> None:
     try:
         ctypes.CDLL("libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
     except OSError:
-        ctypes.CDLL(str(_driver_stub()), mode=ctypes.RTLD_GLOBAL)
+        _driver_stub()
 
 
 @functools.cache
@@ -229,25 +230,27 @@ def _load_cuda_runtime() -> None:
     raise MissingToolError(f"{CUDA_RUNTIME} is not found; {REMEDY}")
 
 
-def _driver_stub() -> Path:
-    """Build, once, a library that stands for the missing driver."""
+def _driver_stub() -> ctypes.CDLL:
+    """Load a library that stands for the missing driver: the cache's, which is built where it is missing."""
     from ladder.installation import cache_root
 
-    folder = cache_root() / "stub"
-    library = folder / "libcuda.so.1"
-    if library.is_file():
-        return library
+    kept = cache_root() / "stub" / "libcuda.so.1"
+    if kept.is_file():
+        return ctypes.CDLL(str(kept), mode=ctypes.RTLD_GLOBAL)
     import tvm
 
-    folder.mkdir(parents=True, exist_ok=True)
     functions = "".join(f"define i32 @{name}() {{ ret i32 {NO_DEVICE} }}\n" for name in DRIVER_SYMBOLS)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        source, built = Path(scratch) / "driver.ll", Path(scratch) / "libcuda.so.1"
+    with tempfile.TemporaryDirectory(prefix="ladder-stub-") as scratch:
+        source, built = Path(scratch) / "driver.ll", Path(scratch) / kept.name
         source.write_text(functions)
         tvm.runtime.load_module(str(source)).write_to_file(f"{source}.o")
         link(built, [f"{source}.o"], name=built.name)
-        built.replace(library)  # atomic: another process may build it too
-    return library
+        stub = ctypes.CDLL(str(built), mode=ctypes.RTLD_GLOBAL)
+        with suppress(OSError, ArtifactError):  # the cache takes no files
+            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with replacing(kept) as part:
+                shutil.copyfile(built, part)
+    return stub
 
 
 _running = threading.local()
