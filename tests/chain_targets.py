@@ -22,6 +22,8 @@ TARGETS = ("cpu", "cuda/sm_90a", "rocm/gfx942")
 TORCH = {
     **{name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")},
     **{name: getattr(torch, name) for name in ("int64", "int32", "int8", "uint8", "bool")},
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
 """Type -> torch's."""
 
@@ -59,15 +61,24 @@ def _simulated(graph: Graph, arguments: Sequence[torch.Tensor], target: str) -> 
     ]
 
 
+WITHOUT_NUMPY = {
+    torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
+    torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
+    torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
+}
+"""torch's types that numpy lacks -> one of their size, and that of ml_dtypes."""
+
+
 def _array(tensor: torch.Tensor) -> Any:
     """Return a tensor as the simulator takes it; a number has one axis."""
     held = tensor.contiguous().reshape(tensor.shape or (1,))
-    if held.dtype == torch.bfloat16:
-        return held.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
-    return held.numpy().copy()
+    bits, kind = WITHOUT_NUMPY.get(held.dtype, (held.dtype, None))
+    array = held.view(bits).numpy().copy()
+    return array if kind is None else array.view(kind)
 
 
 def _tensor(array: Any, name: str) -> torch.Tensor:
-    if name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(np.ascontiguousarray(array))
+    if TORCH[name] not in WITHOUT_NUMPY:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    bits = np.int16 if name == "bfloat16" else np.uint8
+    return torch.from_numpy(array.view(bits)).view(TORCH[name])

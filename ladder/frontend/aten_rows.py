@@ -18,6 +18,8 @@ from ladder.frontend.aten_moves import MOVES
 from ladder.frontend.aten_reductions import REDUCTIONS
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
 from ladder.ir.extents import floordiv, larger, only_adds, product, total
+from ladder.partition.elements import FLOATS8
+from tile_types.arrays import own_name, torch_dtype
 from tile_types.tile import Extent
 
 
@@ -93,7 +95,7 @@ def _divided(im: Importer, out: str, a: Any, b: Any, rounding_mode: str | None =
 
 def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Row:
     def row(im: Importer, out: str, a: Any, b: Any) -> Any:
-        common = str(torch.result_type(*(_like(im, value) for value in (a, b)))).removeprefix("torch.")
+        common = own_name(torch.result_type(*(_like(im, value) for value in (a, b))))
         a, b = (_as_compared(im, value, common) for value in (a, b))
         value = im.apply(operator, [b, a] if swapped else [a, b], COMPARED.get(common, common))
         return im.g.add("negation", value) if negated else value
@@ -103,7 +105,7 @@ def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Ro
 
 COMPARED = {
     **dict.fromkeys(("bool", "int8", "uint8", "int16"), "int32"),
-    **dict.fromkeys(("float16", "bfloat16"), "float32"),
+    **dict.fromkeys(("float16", "bfloat16", *FLOATS8), "float32"),
 }
 """Type in which torch compares -> one that holds its values, and that kernels compare."""
 
@@ -114,6 +116,8 @@ def _as_compared(im: Importer, value: Any, common: str) -> Any:
         return held(value, common)
     if not im.is_value(value) or common == "int16" or im.ttype(value) == common:
         return value
+    if common in FLOATS8:
+        return im.cast(value, common)
     return im.g.add("convert", value, type=common, exact=common in HALVES)
 
 
@@ -122,7 +126,7 @@ def _like(im: Importer, value: Any) -> Any:
     if not im.is_value(value):
         return 1 if isinstance(value, str) else value
     shape = (0,) if im.shape(value) else ()
-    return torch.empty(shape, dtype=getattr(torch, im.ttype(value)), device="meta")
+    return torch.empty(shape, dtype=torch_dtype(im.ttype(value)), device="meta")
 
 
 def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch
 
 from ladder.ir.build import GraphBuilder
 from ladder.ir.constant import EXACT
 from ladder.ir.extents import Shape, canonical, product
 from ladder.ir.graph import Literal, Node
+from ladder.partition.elements import FLOATS8
+from tile_types.arrays import torch_dtype
 from tile_types.library import get_type
 from tile_types.tile import Extent, Tile
 
@@ -32,6 +36,15 @@ HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 LARGEST = float(np.finfo(np.float32).max)
 
+E4M3, MOST_E4M3 = "fp8_e4m3", 448.0
+"""A float of 8 bits without infinities, and its largest number."""
+
+
+@cache
+def saturates() -> bool:
+    """Tell whether numbers beyond the largest of `E4M3` become that in this release of torch, not NaN."""
+    return bool(torch.tensor(2 * MOST_E4M3).to(torch.float8_e4m3fn).float().isfinite())
+
 
 def rounded(value: float, ttype: str) -> float:
     """Return a number as float32 or a type of `HALVES` holds it; beyond its largest, infinity."""
@@ -43,6 +56,8 @@ def held(value: float, ttype: str) -> float:
     """Return a number as torch converts it to a type: integers wrap around, `bool` is false of 0 alone."""
     if ttype in HALVES:
         return rounded(value, ttype)
+    if ttype in FLOATS8:
+        return float(torch.tensor(value).to(torch_dtype(ttype)))
     if ttype == "bool":
         return bool(value)
     if ttype == "float32" and abs(value) > LARGEST:
@@ -110,6 +125,12 @@ class Importer:
         """Return a value in another type."""
         if self.ttype(value) == ttype:
             return value
+        if self.ttype(value) in FLOATS8 and ttype != "float32":
+            value = self.cast(value, "float32")
+        if ttype == E4M3 and saturates():
+            value = self.cast(value, "float32")
+            least, most = (self.number(bound, "float32") for bound in (-MOST_E4M3, MOST_E4M3))
+            value = self.g.add("minimum", self.g.add("maximum", value, least), most)
         if ttype == "bool":
             zero = self.number(0, self.ttype(value))
             return self.g.add("negation", self.g.add("equal", value, zero))

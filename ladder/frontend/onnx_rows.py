@@ -110,7 +110,7 @@ def _cast(call: Call) -> Any:
 
 
 def _converted(call: Call, ttype: str) -> Any:
-    """Convert; kernels of chains have no floats of 8 bits, and what ONNX saturates is not for them."""
+    """Convert; of floats of 8 bits ONNX says otherwise than torch what lies beyond the largest."""
     coded = _is_coded(ttype) or _is_coded(call.out)
     return None if coded and call.out != ttype else call.im.converted(call.tensor(0), ttype)
 

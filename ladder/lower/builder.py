@@ -17,6 +17,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import Expr
+from tile_types.arrays import TORCH_NAMES
 
 
 class Emitted:
@@ -50,6 +51,16 @@ def symbol(name: str) -> Expr:
     """Declare a symbolic int32 extent, bound by the shape of a tensor argument."""
     del name
     return I.int32()
+
+
+def tir_name(name: str) -> str:
+    """Return TIR's name of an element type, which is torch's."""
+    return TORCH_NAMES.get(name, name)
+
+
+def as_bytes(buffer: Any) -> Any:
+    """Emit the view of a tensor of 8-bit elements as numbers, after the last argument."""
+    return I.decl_buffer(tuple(buffer.shape), "uint8", data=buffer.data)
 
 
 def tensor(name: str, shape: Sequence[Expr], dtype: str, align: int = 16) -> Any:

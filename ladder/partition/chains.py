@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from math import ceil
 
@@ -11,6 +10,7 @@ from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
+from ladder.partition.elements import lacking
 from ladder.partition.rows import REDUCTIONS, column_axes, loop_extents, row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
@@ -63,14 +63,6 @@ one result, as heads read a rotary embedding's cosines, storing it is faster."""
 
 LEAST_READERS = 4
 """Least number of readers of an element for which storing it costs less than a call for each."""
-
-ELEMENTS = (
-    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool",
-)  # fmt: skip
-"""Types of elements that kernels of chains read, compute with and store."""
-
-OF_TORCH: Mapping[str, tuple[str, ...]] = {"rocm": ("float64",)}
-"""Kind of device -> types that torch computes: LLVM has no functions of float64 for AMD GPUs."""
 
 
 class Chains:
@@ -485,16 +477,3 @@ def joins_nested(graph: Graph) -> int:
         below = max((passed[value] for value in node.inputs), default=0)
         passed |= dict.fromkeys(node.values, below + (node.operator == "concat"))
     return max(passed.values(), default=0)
-
-
-def lacking(graph: Graph, kind: str) -> str:
-    """Say which type of elements kernels of chains lack on a kind of device; empty if none."""
-    types = {graph.tile(value).ttype.name for node in graph.nodes for value in node.values}
-    known = {*ELEMENTS} - {*OF_TORCH.get(kind, ())}
-    return "".join(f"no kernel of chains has {name}" for name in sorted(types - known)[:1])
-
-
-def without_kernel(part: Subgraph, kind: str) -> Subgraph:
-    """Return a chain of elements that no kernel has as torch runs it; any other part as it is."""
-    reason = lacking(part.graph, kind) if part.kind == "chain" else ""
-    return replace(part, kind="torch", reason=reason) if reason else part

@@ -11,9 +11,10 @@ from ladder.ir.build import draws
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
-from ladder.partition.chains import LARGE_SHARED, MOST_CHAIN_NODES, Chains, without_kernel
+from ladder.partition.chains import LARGE_SHARED, MOST_CHAIN_NODES, Chains
 from ladder.partition.convolutions import Choose, best_candidate, read_in_order
 from ladder.partition.copies import absorb_copies
+from ladder.partition.elements import without_kernel
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
 from ladder.partition.products import Products
 from ladder.partition.rows import REDUCTIONS, row_axes, separate_loops

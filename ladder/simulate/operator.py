@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from ladder.ir.rounding import BOUNDS, largest_error
-from ladder.lower.gpu.arguments import tir_name
+from ladder.lower.builder import tir_name
 from ladder.simulate.findings import Finding
 from ladder.simulate.launch import SimulationResult, calls_of, simulate_launch
 from ladder.simulate.values import NUMPY, Array

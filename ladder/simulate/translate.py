@@ -150,14 +150,16 @@ class Translator(Expressions):
         buffer, dtype = s.buffer, str(s.buffer.dtype)
         viewed = self.viewed(s.data)
         if isinstance(viewed, GlobalBuffer) and self.kernels:  # extents are not among a kernel's arguments
-            self.names[buffer] = replace(viewed, shape=(int(viewed.tensor.array.size),))
+            count = int(viewed.tensor.array.nbytes) // NUMPY[dtype].itemsize
+            self.names[buffer] = replace(viewed, shape=(count,), dtype=dtype)
             return Plain()
         if viewed is None and self.kernels:  # passes have put offsets into the indices
             self.names[buffer] = SharedBuffer(Region("all", 0, EVERYTHING), (EVERYTHING,), dtype)
             return Plain()
         shape = tuple(self.number(extent) for extent in buffer.shape)
         if viewed is not None:
-            self.names[buffer] = replace(viewed, shape=shape) if isinstance(viewed, GlobalBuffer) else viewed
+            held = replace(viewed, shape=shape, dtype=dtype) if isinstance(viewed, GlobalBuffer) else viewed
+            self.names[buffer] = held
             return Plain()
         start = self.number(buffer.elem_offset) * NUMPY[dtype].itemsize
         stop = start + int(np.prod(shape, dtype=np.int64)) * NUMPY[dtype].itemsize

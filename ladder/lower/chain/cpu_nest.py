@@ -17,12 +17,12 @@ from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.conversions import round_through
 from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS, bfloat16_of, exp, nearest, through_bfloat16
 from ladder.lower.chain.nest import Nest, Reduction, is_zero, uses
 from ladder.lower.chain.scatter import Chain
-from ladder.lower.chain.values import round_through
 from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.vectors import as_float
 from ladder.movement.choose import bound
@@ -44,6 +44,7 @@ class CpuNest(Nest):
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
+        self.open_codes()
         self.values.lowerings = {
             **LLVM_FUNCTIONS,
             **dict.fromkeys(("exp", "exp_ftz"), lambda x: exp(x, self.values.named)),

@@ -112,7 +112,7 @@ class CpuTiles:
             address = nest.address(name, index)
             across = nest.values.simplified(nest.address(*other) - address)
             along = uses(address, (row,)) and not uses(nest.values.simplified(address - row), (row,))
-            if size <= 4 and along and not _small(across):
+            if size in (2, 4) and along and not _small(across):
                 found.append(Turned(name, index, 8 * size))
         return found
 

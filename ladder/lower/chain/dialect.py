@@ -15,11 +15,16 @@ from tvm.script import tirx as T
 from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.conversions import round_through
 from ladder.lower.chain.element_types import HALVES
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.values import round_through
 from ladder.lower.gpu.emission import TirMachine
 from targets import TileDevice
+
+BYTES = ("int8", "uint8")
+
+PAIR_OF_BYTES, PAIR_OF_HALVES = 0x0040, 0x5410
+"""Selectors of the first byte, or the first two, of each of two words."""
 
 Early = tuple[int, Callable[[Expr], Expr]]
 """Cache lines of an input, and address of one of them."""
@@ -138,6 +143,10 @@ class Dialect(ABC):
     # ---- made of these -------------------------------------------------------------------------------
     def packed(self, found: Sequence[Expr], dtype: str) -> list[Expr]:
         """Return elements as 32-bit words, the first in the low bits."""
+        if dtype in BYTES:
+            words = [reinterpreted("uint32", T.Cast("int32", value)) for value in found]
+            pairs = [self.permute(*two, PAIR_OF_BYTES) for two in zip(words[::2], words[1::2], strict=True)]
+            return [self.permute(*two, PAIR_OF_HALVES) for two in zip(pairs[::2], pairs[1::2], strict=True)]
         if dtype not in HALVES:
             return [b.bind(reinterpreted("uint32", self.rounded(value, dtype))) for value in found]
         return [

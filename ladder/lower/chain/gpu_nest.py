@@ -181,6 +181,7 @@ class GpuNest(Nest):
         words: 32-bit words of shared memory.
         """
         block, self.thread = self.dialect.start(blocks, threads, words, self.early_inputs())
+        self.open_codes()
         return block, self.thread
 
     def early_inputs(self) -> list[Early]:

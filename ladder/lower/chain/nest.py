@@ -23,11 +23,17 @@ from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index, is_same
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.values import Values
+from ladder.partition.elements import FLOATS8
 from ladder.partition.rows import SCANS, column_axes, loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
 
-BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
+BYTES = {
+    **dict.fromkeys(("float64", "int64"), 8),
+    **dict.fromkeys(("float32", "int32"), 4),
+    **dict.fromkeys(("float16", "bfloat16"), 2),
+    **dict.fromkeys(("int8", "uint8"), 1),
+}
 
 MOST_BRANCHES = 64
 """Of a result: joins of several axes that are cut in each other's branches multiply."""
@@ -82,9 +88,16 @@ class Nest(ABC):
 
     def buffer(self, name: str, tile: Tile) -> Any:
         """Declare an argument; a number has one axis."""
-        dtype = stored_type(tile.ttype.name)
+        align = self.align or BYTES.get(stored_type(tile.ttype.name), 1)
         shape = [self.extent(extent) for extent in tile.shape]
-        return b.tensor(name, shape or [1], dtype, align=self.align or BYTES.get(dtype, 1))
+        return b.tensor(name, shape or [1], b.tir_name(tile.ttype.name), align=align)
+
+    def open_codes(self) -> None:
+        """Emit views of floats of 8 bits as codes, to be read and written, after all attributes."""
+        for tensors in (self.buffers, self.results):
+            for name, tensor in tensors.items():
+                if self.graph.tile(name).ttype.name in FLOATS8:
+                    tensors[name] = b.as_bytes(tensor)
 
     def stored_tile(self, value: str) -> Tile:
         """Return the tile of the tensor that a result is written to."""

@@ -15,6 +15,7 @@ from tvm.script import tirx as T
 from ladder.ir import scalars
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.conversions import round_through
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.llvm_functions import (
@@ -24,13 +25,12 @@ from ladder.lower.chain.llvm_functions import (
     through_bfloat16,
     widened_bits,
 )
+from ladder.lower.chain.nest import BYTES
 from ladder.lower.chain.rocm_functions import cosine, power, sine
-from ladder.lower.chain.values import round_through
 from ladder.lower.gpu.emission import TirMachine
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import reads_fnuz
 from ladder.lower.rocm.machine import NARROW, UPPER_HALVES, RocmMachine
-from ladder.movement.mapping import SIZES
 from schedules.schedule import check
 from schedules.waves import MOST_THREADS
 
@@ -131,7 +131,7 @@ class RocmDialect(Dialect):
     def load(
         self, registers: Any, first: int, count: int, buffer: Any, index: Index, *, once: bool = False
     ) -> None:
-        width = 4 * count // SIZES.get(str(buffer.dtype), 4)
+        width = 4 * count // BYTES.get(str(buffer.dtype), 4)
         loaded = buffer[(*index[:-1], d.lanes(index[-1], width))]
         kind = "uint32" if count == 1 else f"uint32x{count}"
         b.store(registers, d.as_type(loaded, kind), d.lanes(first, count))
@@ -141,7 +141,7 @@ class RocmDialect(Dialect):
 
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         dtype = str(buffer.dtype)
-        width = 4 * len(words) // SIZES.get(dtype, 1)
+        width = 4 * len(words) // BYTES.get(dtype, 1)
         value = d.as_type(d.vector(list(words)), dtype if width == 1 else f"{dtype}x{width}")
         b.store(buffer, value, *index[:-1], d.lanes(index[-1], width))
 

@@ -116,7 +116,7 @@ class SharedTranspose:
             size = BYTES.get(stored_type(nest.graph.tile(name).ttype.name), 0)
             steps = [self.values.simplified(at - base) for _, at in column_reads]
             along = all(step == lane for lane, step in enumerate(steps))
-            whole = size in (2, 4) if span == 1 else nest.vectors.is_aligned(name, base, span)
+            whole = size in (2, 4) and (span == 1 or nest.vectors.is_aligned(name, base, span))
             if along and span * size <= ACCESS_BYTES and whole:
                 found.append((position, name))
         return found

@@ -12,7 +12,6 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.graph import Graph
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
-from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Indices
@@ -59,7 +58,7 @@ class SideBySide:
 
         def declared(name: str, tile: Tile) -> Any:
             shape = [extents.extent(extent) for extent in tile.shape]
-            return b.tensor(name, shape or [1], stored_type(tile.ttype.name), align=ACCESS_BYTES)
+            return b.tensor(name, shape or [1], b.tir_name(tile.ttype.name), align=ACCESS_BYTES)
 
         arguments = {node.name: declared(node.name, node.tile) for node in graph.inputs}
         for value in graph.outputs:
@@ -79,6 +78,7 @@ class SideBySide:
         for nest, count in zip(self.nests, counts, strict=True):
             with b.when(tirx.And(block >= first, block < first + count)):
                 nest.thread = thread
+                nest.open_codes()
                 RowLoops(nest).team(b.bind(block - first), thread)
             first += count
 

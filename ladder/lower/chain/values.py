@@ -23,7 +23,8 @@ from ladder.ir.indexing import Affine, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
-from ladder.lower.chain.element_types import HALVES, computed_type
+from ladder.lower.chain.conversions import converted, round_through
+from ladder.lower.chain.element_types import computed_type
 from ladder.lower.chain.indices import Index, Indices, is_same
 from ladder.partition.rows import REDUCTIONS, SCANS, reshape_groups
 from schedules.schedule import check
@@ -247,18 +248,9 @@ def is_long(expression: Expr) -> bool:
 
 
 def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
-    """Change the type; integers of 8 bits wrap around, as do floats on their way to them."""
-    source = _moved(values, node, index, attributes)
-    kind, wanted = node.tile.ttype.name, computed_type(node.tile.ttype.name)
-    if kind in ("int8", "uint8") and str(source.ty.dtype) != "bool":
-        return T.Cast(wanted, opaque(T.Cast(kind, opaque(T.Cast(wanted, source)))))
-    found = source if str(source.ty.dtype) == wanted else T.Cast(wanted, source)
-    return values.rounded(found, kind) if kind in HALVES and attributes["exact"] else found
-
-
-def round_through(value: Expr, kind: str) -> Expr:
-    """Return a float32 rounded to a type that the device converts to and from."""
-    return T.Cast("float32", opaque(T.Cast(kind, value)))
+    read, kind = (values.graph.tile(value).ttype.name for value in (node.inputs[0], node.name))
+    rounded = values.rounded if attributes["exact"] else None
+    return converted(_moved(values, node, index, attributes), read, kind, values.named, rounded)
 
 
 def _encoded(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:

@@ -22,6 +22,9 @@ from ladder.lower.chain.values import Values
 ACCESS_BYTES = 16
 """Bytes of one access at most."""
 
+VECTORS = ("float32", "float16", "bfloat16", "int32", "int8", "uint8")
+"""Types in memory of which vectors are loaded and stored."""
+
 
 @dataclass
 class Shared:
@@ -93,7 +96,7 @@ class Vectors:
     def _of_vector(self, name: str, index: Index, dtype: str) -> Expr | None:
         """Return the bits of an element of a vector in registers; None if none can be loaded here."""
         guards = [self.values.simplified(guard) for guard in self.values.guards]
-        if (guards and self.values.keep is None) or BYTES.get(dtype, 0) not in (2, 4):
+        if (guards and self.values.keep is None) or BYTES.get(dtype, 0) not in (1, 2, 4):
             return None
         base = self.values.simplified(self.address(name, index) - self.lane)
         hashed = base if isinstance(base, int) else tvm_ffi.structural_hash(base)
@@ -151,7 +154,7 @@ class Vectors:
         """Tell whether ``width`` elements from ``base`` on are whole accesses within the input."""
         dtype = stored_type(self.graph.tile(name).ttype.name)
         size = BYTES.get(dtype, 0) * width
-        if dtype not in ("float32", "float16", "bfloat16", "int32") or size not in (4, 8, 16, 32):
+        if dtype not in VECTORS or size not in (4, 8, 16, 32):
             return False
         total: Expr = 1
         for extent in self.graph.tile(name).shape:
@@ -181,7 +184,7 @@ class Vectors:
     def store(self, buffer: Any, dtype: str, places: Sequence[Index], found: Sequence[Expr]) -> None:
         """Store neighbouring elements, already of their stored type but for halves, in wide accesses."""
         size = BYTES.get(dtype, 1)
-        if len(places) * size % 4 or dtype not in ("float32", "float16", "bfloat16", "int32"):
+        if len(places) * size % 4 or dtype not in VECTORS:
             for place, value in zip(places, found, strict=True):
                 b.store(buffer, self.dialect.rounded(value, dtype), *(place or (0,)))
             return
@@ -211,4 +214,6 @@ def _accesses(words: int) -> list[tuple[int, int]]:
 
 def element(words: Any, lane: int, dtype: str) -> Expr:
     """Return the bits of one element of a vector as it is stored."""
+    if BYTES[dtype] == 1:
+        return T.Cast("uint8", words[lane // 4] >> T.uint32(8 * (lane % 4)))
     return words[lane] if BYTES[dtype] == 4 else halves_of(words, lane)

@@ -14,14 +14,6 @@ from schedules.group_values import streams_exponents
 from schedules.layouts import lane_of
 from tile_types import get_type
 
-TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""Element types that TIR spells otherwise."""
-
-
-def tir_name(name: str) -> str:
-    """Return TIR's name of an element type."""
-    return TIR_NAMES.get(name, name)
-
 
 @dataclass(frozen=True)
 class Arguments:
@@ -88,7 +80,7 @@ def declare_arguments(gemm: Gemm, columns: int | None = None) -> Arguments:
     }
     image = tuple(map(b.symbol, ("batch", "height", "width", "channels"))) if gemm.windows else ()
     k_x = image[3] if image else k_x
-    x = b.tensor("x", image or (m, k_x), tir_name(gemm.activation)) if columns is None else None
+    x = b.tensor("x", image or (m, k_x), b.tir_name(gemm.activation)) if columns is None else None
     words = b.tensor("words", (*each, n_tiles, k_tiles, 128 * get_type(gemm.weight).elem_bits), "uint32")
     packed = {
         name: b.tensor(name, (*each, *shape), dtype) if wanted else None

@@ -14,7 +14,6 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.attention import Attention
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.gpu.arguments import tir_name
 
 ALIGNMENT = {"q": 16, "k": 16, "v": 16, "out": 16}
 """Bytes at which tensors begin that are accessed in wide pieces."""
@@ -132,7 +131,7 @@ def joined(
 
 def _tir(ttype: str) -> str:
     """Return the TIR type of a tensor; truth values are bytes."""
-    return "uint8" if ttype == "bool" else tir_name(ttype)
+    return "uint8" if ttype == "bool" else b.tir_name(ttype)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect
-from ladder.lower.gpu.arguments import tir_name
 from schedules.schedule import check
 from tile_types import get_type
 
@@ -141,7 +140,7 @@ class Quantizer:
         m, self.k = b.symbol("M"), b.symbol("K")
         groups = b.symbol("groups")
         self.x = b.tensor("x", (m, self.k), plan.source)
-        self.codes = b.tensor("codes", (m, self.k), tir_name(plan.activation))
+        self.codes = b.tensor("codes", (m, self.k), b.tir_name(plan.activation))
         shape = (m, groups) if plan.group else (m,)
         self.scales = b.tensor("token_scale", shape, "float32", align=4)
         self.row, self.thread = dialect.start(m, plan.threads, WARP, [])
@@ -252,7 +251,7 @@ class Quantizer:
             for index in range(CHUNK):
                 code = T.Cast("uint8", words[index // 4] >> T.uint32(index % 4 * 8))
                 with b.when(column + index < self.k):
-                    value = T.reinterpret(tir_name(self.plan.activation), code)
+                    value = T.reinterpret(b.tir_name(self.plan.activation), code)
                     b.store(self.codes, value, self.row, column + index)
 
         b.either(self.whole, vectors, elements)

@@ -51,9 +51,6 @@ from ladder.lower.skeletons.loopnest.terms import TermActivations
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
 from schedules.instructions import BYTE_DIGITS, DIGITS, SPLITS, TERMS, pieces_of
 
-TIR_NAMES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""Element types that TIR spells otherwise."""
-
 NAMES = {"w": "words", "scale": "scales", "zero": "zeros"}
 """Arguments that kernels call by what packing makes of them."""
 
@@ -106,7 +103,7 @@ def declare_arguments(program: TileProgram) -> OperandTensors:
 def _tensor(operand: Operand, shape: tuple[Expr, ...]) -> Any:
     """Declare a tensor that may start at any element: callers pass slices."""
     stored = {"w": "uint32", "scale": "uint8", "zero": "uint8"}
-    dtype = stored.get(operand.name) or TIR_NAMES.get(operand.ttype, operand.ttype)
+    dtype = stored.get(operand.name) or b.tir_name(operand.ttype)
     return b.tensor(NAMES.get(operand.name, operand.name), shape, dtype, align=BYTES.get(dtype, 1))
 
 
