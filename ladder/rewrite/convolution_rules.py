@@ -23,13 +23,18 @@ def channels_last(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank), 1)
 
 
-def _turn(match: Match) -> str | None:
-    """Turn a convolution with channels first into transposes around one with channels last."""
+def _convolution(match: Match) -> Convolution | None:
+    """Return the convolution that a match's root is; None if it is none."""
     try:
-        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
+        return convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
     except ShapeError:
         return None
-    if form.last or _is_depthwise(form, match):
+
+
+def _turn(match: Match) -> str | None:
+    """Turn a convolution with channels first into transposes around one with channels last."""
+    form = _convolution(match)
+    if form is None or form.last or _is_depthwise(form, match):
         return None
     return (_turned_groups if form.groups > 1 else _turned_whole)(match)
 
@@ -264,17 +269,14 @@ VECTOR = 8
 
 def _sum_windows(match: Match) -> str | None:
     """Turn a convolution of few elements, channels last, into sums over windows: they are bound by memory."""
-    try:
-        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
-    except ShapeError:
-        return None
+    form = _convolution(match)
     x, weight = match.root.inputs
     shape = match.builder.tile(weight).shape
     depth = product(shape[1:])
     few = (
         isinstance(depth, int) and depth <= FEW_TERMS and isinstance(shape[0], int) and shape[0] % VECTOR == 0
     )
-    if not form.last or form.groups > 1 or form.are_points or not few:
+    if form is None or not form.last or form.groups > 1 or form.are_points or not few:
         return None
     image, kernel, result = _operands(match)
     rows = match.builder.tile(x).shape
@@ -295,11 +297,8 @@ def _sum_windows(match: Match) -> str | None:
 
 def _pad_channels(match: Match) -> str | None:
     """Give three channels a fourth, of zeros: libraries have kernels for four."""
-    try:
-        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
-    except ShapeError:
-        return None
-    if not form.last or match.builder.tile(match.root.inputs[0]).shape[-1] != 3:
+    form = _convolution(match)
+    if form is None or not form.last or match.builder.tile(match.root.inputs[0]).shape[-1] != 3:
         return None
     return _with_channels(match, 1)
 
@@ -324,12 +323,11 @@ LEAST_PADDED_CHANNELS = 16
 def _align_points(match: Match) -> str | None:
     """Give the rows of points whole pieces of 16 bytes: what makes them writes zeros; none is copied."""
     x = match.builder.tile(match.root.inputs[0])
-    try:
-        form = convolution_of(match.root, [match.builder.tile(value).shape for value in match.root.inputs])
-    except ShapeError:
-        return None
+    form = _convolution(match)
     channels, half = x.shape[-1], x.ttype.name in ("float16", "bfloat16")
-    if not (form.last and form.are_points and form.groups == 1 and half and isinstance(channels, int)):
+    if form is None or not (form.last and form.are_points and form.groups == 1):
+        return None
+    if not (half and isinstance(channels, int)):
         return None
     more = -channels % (ROW_BYTES // 2)
     return _with_channels(match, more) if more and channels >= LEAST_PADDED_CHANNELS else None
