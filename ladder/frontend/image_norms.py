@@ -53,9 +53,7 @@ def parts_of(images: Any, channels: Any, size: Any) -> int:
     if not known or count * channels * size < FEW or size == 1:
         return 0
     beside = count * ceil(channels / CHANNELS)
-    wanted = max(1, min(ceil(BLOCKS / max(1, beside)), size // LEAST))
-    divisors = [count for count in range(1, min(size, 4 * wanted) + 1) if size % count == 0]
-    return min(divisors, key=lambda count: abs(log2(count / wanted)))
+    return _near(size, max(1, min(ceil(BLOCKS / max(1, beside)), size // LEAST)))
 
 
 def row_parts_of(images: int, groups: int, size: int) -> int:
@@ -65,9 +63,13 @@ def row_parts_of(images: int, groups: int, size: int) -> int:
     """
     if size <= HELD_ROW and (size <= PART_ROW or images * groups >= FEW_ROWS):
         return 1
-    wanted = max(1, min(size // PART_ROW, MOST_PARTS))
-    divisors = [count for count in range(1, 4 * wanted + 1) if size % count == 0]
-    return min(divisors, key=lambda count: abs(log2(count / wanted)) + 2 * (size // count % VECTOR > 0))
+    return _near(size, max(1, min(size // PART_ROW, MOST_PARTS)), VECTOR)
+
+
+def _near(size: int, wanted: int, vector: int = 1) -> int:
+    """Return a divisor of a size that is near a number; parts of whole vectors rather than others."""
+    divisors = [count for count in range(1, min(size, 4 * wanted) + 1) if size % count == 0]
+    return min(divisors, key=lambda count: abs(log2(count / wanted)) + 2 * (size // count % vector > 0))
 
 
 def normalised_groups(
