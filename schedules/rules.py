@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ladder.ir.gemm import Gemm
 from schedules.schedule import GpuSchedule
@@ -44,31 +45,22 @@ WHOLE_TILES = frozenset({"experts", "token_group", "windows", "residual", "facto
 PLACEMENTS = ("operand", "accumulator")
 
 
+WAVES: Mapping[str, Any] = {
+    "serves": frozenset({"experts", "token_group"}),
+    "stages": (2,),
+    "warps": (4,),  # TVM marks AMD kernels as having at most 256 threads
+    "split_k": (1, 2, 4),
+    "warp_rows": (16, 32),
+    "placement": PLACEMENTS,
+}
+"""Fields of the rules of pipelines of AMD's waves, where they say nothing else."""
+
+
 def _waves(
-    feature: str,
-    tile_m: tuple[int, ...],
-    tile_n: tuple[int, ...],
-    tile_k: tuple[int, ...],
-    *,
-    warps: tuple[int, ...] = (4,),  # TVM marks AMD kernels as having at most 256 threads
-    split_k: tuple[int, ...] = (1, 2, 4),
-    warp_rows: tuple[int, ...] = (16, 32),
-    placement: tuple[str, ...] = PLACEMENTS,
-    serves: frozenset[str] = frozenset({"experts", "token_group"}),
+    feature: str, tile_m: tuple[int, ...], tile_n: tuple[int, ...], tile_k: tuple[int, ...], **other: Any
 ) -> Rule:
     """Return the rule of a pipeline of AMD's waves."""
-    return Rule(
-        feature,
-        serves,
-        tile_m,
-        tile_n,
-        tile_k,
-        (2,),
-        warps,
-        split_k,
-        warp_rows=warp_rows,
-        placement=placement,
-    )
+    return Rule(feature, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k, **{**WAVES, **other})
 
 
 def _wmma(feature: str) -> Rule:

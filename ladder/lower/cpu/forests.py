@@ -51,17 +51,8 @@ def emit_forest(mode: str, ttype: str, name: str) -> Any:
     out: Numbers ``[rows, results]``, sums in the order of trees.
     """
     with b.function(name) as result:
-        rows, features, nodes, trees = (b.symbol(s) for s in ("rows", "features", "nodes", "trees"))
-        votes, count = b.symbol("votes"), b.symbol("count")
-        forest = Forest(
-            mode,
-            b.tensor("x", [rows, features], ttype, align=4),
-            b.tensor("nodes", [nodes, 4], WORDS[ttype], align=4),
-            b.tensor("roots", [trees], "int32", align=4),
-            b.tensor("targets", [nodes, votes], "int32", align=4),
-            b.tensor("weights", [nodes, votes], ttype, align=4),
-            b.tensor("out", [rows, count], ttype, align=4),
-        )
+        forest = Forest(mode, ttype)
+        rows = forest.x.shape[0]
         whole = CHUNK * PATHS
         chunks = b.bind(tirx.Select(rows <= FEW_ROWS, rows, tirx.floordiv(rows + whole - 1, whole)))
         with v.parallel(chunks) as number:
@@ -72,12 +63,16 @@ def emit_forest(mode: str, ttype: str, name: str) -> Any:
 class Forest:
     """Trees being emitted, see `emit_forest`."""
 
-    def __init__(
-        self, mode: str, x: Any, nodes: Any, roots: Any, targets: Any, weights: Any, out: Any
-    ) -> None:
+    def __init__(self, mode: str, ttype: str) -> None:
         self.compare = COMPARISONS[mode]
-        self.x, self.nodes, self.roots = x, nodes, roots
-        self.targets, self.weights, self.out = targets, weights, out
+        rows, features, nodes, trees = (b.symbol(s) for s in ("rows", "features", "nodes", "trees"))
+        votes, count = b.symbol("votes"), b.symbol("count")
+        self.x = b.tensor("x", [rows, features], ttype, align=4)
+        self.nodes = b.tensor("nodes", [nodes, 4], WORDS[ttype], align=4)
+        self.roots = b.tensor("roots", [trees], "int32", align=4)
+        self.targets = b.tensor("targets", [nodes, votes], "int32", align=4)
+        self.weights = b.tensor("weights", [nodes, votes], ttype, align=4)
+        self.out = b.tensor("out", [rows, count], ttype, align=4)
 
     def rows(self, first: Expr, end: Expr) -> None:
         """Emit all trees of a chunk of rows, tree by tree."""

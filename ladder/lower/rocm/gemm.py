@@ -84,7 +84,7 @@ class Results:
             gemm = self.spec.gemm
             floats = [T.Cast("float32", value) for value in sums]
             store_run(
-                args.y, args.n, len(sums), m, n,
+                args.y, (m, n), len(sums),
                 lambda i: finish_float(gemm, floats[i], m, n + i, args),
                 lambda i: finish(gemm, floats[i], m, n + i, args),
             )  # fmt: skip

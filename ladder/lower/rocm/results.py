@@ -14,18 +14,14 @@ from ladder.lower.rocm.machine import join_bfloat
 
 
 def store_run(
-    y: Any,
-    columns: Expr,
-    count: int,
-    m: Expr,
-    n: Expr,
-    value: Callable[[int], Expr],
-    rounded: Callable[[int], Expr],
+    y: Any, place: tuple[Expr, Expr], count: int, value: Callable[[int], Expr], rounded: Callable[[int], Expr]
 ) -> None:
-    """Store ``count`` results of row m from column n on; columns beyond the last are not written.
+    """Store ``count`` neighbouring results of a row; columns beyond the last are not written.
 
+    place: Their row and the first column.
     value, rounded: Emit a result as float32, and as an element of ``y``.
     """
+    (m, n), columns = place, y.shape[1]
 
     def whole() -> None:
         b.store(y, _as_elements(str(y.dtype), [b.bind(value(i)) for i in range(count)]), m, lanes(n, count))

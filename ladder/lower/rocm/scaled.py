@@ -243,4 +243,4 @@ class _Body:
             total = sums[i] * factor
             return total if self.bias is None else total + T.Cast("float32", self.bias[n + i])
 
-        store_run(self.y, self.n, RUN, m, n, value, lambda i: T.Cast(self.form.output, value(i)))
+        store_run(self.y, (m, n), RUN, value, lambda i: T.Cast(self.form.output, value(i)))
