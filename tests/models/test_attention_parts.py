@@ -213,20 +213,25 @@ ATTENTION_PATTERNS = {
 """Case -> how many attentions are found."""
 
 
+def simplified(module: torch.nn.Module, *arguments: Tensor) -> list[Graph]:
+    """Return a module's graph as it is captured, and as it is simplified."""
+    found: list[Graph] = []
+
+    def backend(captured: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        graph = import_fx(captured, examples).graph
+        found.extend((graph, simplify(graph, DEVICE)))
+        return captured
+
+    with torch.no_grad():
+        ladder.compile(module, backend=backend)(*arguments)
+    return found
+
+
 @pytest.mark.parametrize("case", ATTENTION_PATTERNS)
 def test_attention_that_is_spelt_out(case: str) -> None:
     torch.manual_seed(0)
     x, mask = torch.randn(2, 9, 192), torch.randn(2, 1, 1, 9)
-    found: list[Graph] = []
-
-    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        graph = import_fx(module, examples).graph
-        found.extend((graph, simplify(graph, DEVICE)))
-        return module
-
-    with torch.no_grad():
-        ladder.compile(SpeltOut(case), backend=backend)(x, mask)
-    before, after = found
+    before, after = simplified(SpeltOut(case), x, mask)
     assert sum(node.operator == "attention" for node in after.nodes) == ATTENTION_PATTERNS[case]
     given = {tuple(value.shape): value.double().numpy() for value in (x, mask)}
     inputs = [given[node.tile.known_shape] for node in before.inputs]
@@ -295,16 +300,7 @@ def test_queries_are_computed_token_by_token() -> None:
     """Then so is attention's result, which nobody copies."""
     torch.manual_seed(0)
     x, angles = torch.randn(2, 9, 192), torch.randn(9, 16)
-    found: list[Graph] = []
-
-    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
-        graph = import_fx(module, examples).graph
-        found.extend((graph, simplify(graph, DEVICE)))
-        return module
-
-    with torch.no_grad():
-        ladder.compile(Turned(), backend=backend)(x, angles)
-    before, after = found
+    before, after = simplified(Turned(), x, angles)
     (node,) = (node for node in after.nodes if node.operator == "attention")
     q = after.producer(node.inputs[0])
     assert (q.operator, after.tile(q.inputs[0]).shape) == ("transpose", (2, 9, 4, 16))

@@ -153,6 +153,12 @@ def gemm(**fields: Any) -> Gemm:
     return Gemm(**{"n": 67, "k": 200, "weight": "uint4", "scale": False, "output": "float32", **fields})
 
 
+def fp8_by_groups(**fields: Any) -> Gemm:
+    """Return a small product of floats of 8 bits, both with scales of groups of 128."""
+    own = {"activation": "fp8_e4m3", "weight": "fp8_e4m3", "group_size": 128, "scale": True}
+    return gemm(**own, token_scale=True, token_group=128, **fields)
+
+
 def gemv(**fields: Any) -> GpuSchedule:
     """Return a small gemv schedule."""
     return GpuSchedule(**{"pipeline": "gemv", "tile_m": 8, "stages": 2, "warps": 8, "split_k": 2, **fields})
@@ -425,29 +431,13 @@ CASES: dict[str, tuple[str, Gemm, GpuSchedule, tuple[int, ...]]] = {
     ),
     "mma fp8 tokens scaled by group": (
         "sm_89",
-        gemm(
-            activation="fp8_e4m3",
-            weight="fp8_e4m3",
-            k=700,
-            group_size=128,
-            scale=True,
-            token_scale=True,
-            token_group=128,
-        ),
+        fp8_by_groups(k=700),
         mma(placement="accumulator", tile_k=128),
         (19,),
     ),
     "gemv fp8 tokens scaled by group": (
         "sm_89",
-        gemm(
-            activation="fp8_e4m3",
-            weight="fp8_e4m3",
-            k=1100,
-            group_size=128,
-            scale=True,
-            token_scale=True,
-            token_group=128,
-        ),
+        fp8_by_groups(k=1100),
         gemv(placement="accumulator", stages=4, warps=8, split_k=2),
         (5,),
     ),
