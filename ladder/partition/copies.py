@@ -20,7 +20,7 @@ def absorb_copies(graph: Graph, parts: Sequence[Subgraph], again: bool) -> list[
     """
     found = list(parts)
     for copy in parts:
-        if copy.kind != "chain" or len(copy.inputs) != 1 or not _only_moves(graph, copy):
+        if copy.kind != "chain" or len(copy.inputs) != 1 or not _only_moves(copy):
             continue
         maker = next((p for p in found if p.kind == "chain" and copy.inputs[0] in p.outputs), None)
         if maker is None or "put" in maker.operators or _has_columns(maker):
@@ -36,7 +36,7 @@ def _has_columns(part: Subgraph) -> bool:
     return rows is None and column_axes(part.graph, part.graph.outputs) is not None
 
 
-def _only_moves(graph: Graph, part: Subgraph) -> bool:
+def _only_moves(part: Subgraph) -> bool:
     nodes = [node for node in part.graph.nodes if node.operator != "input"]
     return all(is_inlined(part.graph, node) and node.operator != "map" for node in nodes)
 

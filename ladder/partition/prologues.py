@@ -40,7 +40,7 @@ def with_prologues(
         if joined is None or not pays(joined[0], joined[1], device):
             continue
         alone = chain_us(joined[0].graph, device)
-        whole = _joined(graph, part, joined, links.read_beside(part, joined), lower, alone)
+        whole = _joined(graph, part, joined, links.read_beside(joined), lower, alone)
         if whole is not None:
             gone = {id(item) for item in (*joined[2], joined[0])}
             found = [whole if item is part else item for item in found if id(item) not in gone]
@@ -90,7 +90,7 @@ class _Links:
             value = before.inputs[0]
         return None
 
-    def read_beside(self, part: Subgraph, before: Before) -> list[str]:
+    def read_beside(self, before: Before) -> list[str]:
         """Return the results of a chain that are read by others than the product of one of them."""
         chain, value, _ = before
         return [result for result in chain.outputs if result != value or not self.is_read_once(value)]

@@ -179,11 +179,9 @@ class ColumnReductions:
             with b.when(tirx.And(thread < self.set, column < self.columns)):
                 self.finish(row, column, thread)
         for value in self.spread:
-            self.spread_result(value, row, columns, first, chunk * self.lanes + lane < vectors)
+            self.spread_result(value, row, columns, first)
 
-    def spread_result(
-        self, value: str, row: Index, columns: Sequence[Expr], first: Expr, valid: Expr
-    ) -> None:
+    def spread_result(self, value: str, row: Index, columns: Sequence[Expr], first: Expr) -> None:
         """Emit the elements of a result in a lane's vector of columns, at every n-th position."""
         nest, shape = self.nest, self.nest.shape(value)[self.leading : -self.axes]
         dtype = stored_type(nest.graph.tile(value).ttype.name)
@@ -192,7 +190,7 @@ class ColumnReductions:
             position = nest.bound_index(number, shape)
             places = [self.place(row, position, column) for column in columns]
             found = nest.elements(value, places)
-            with nest.where(nest.valid, within), nest.placed(value, places) as target:
+            with nest.where(within), nest.placed(value, places) as target:
                 nest.vectors.store(nest.results[value], dtype, target, found)
             nest.vectors.words.clear()
         nest.values.forget()

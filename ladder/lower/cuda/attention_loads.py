@@ -61,7 +61,7 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
 class Operands(WordOperands):
     """How the lanes of a warp divide K, V and q."""
 
-    def __init__(self, form: Attention, device: TileDevice) -> None:
+    def __init__(self, form: Attention) -> None:
         self.form, self.scaled = form, form.stored in CODES
         self.key_pieces = divide(form.width, LANES_OF_KEY, form.stored_bytes)
         self.value_pieces = divide(form.width, LANES_OF_VALUE, form.stored_bytes)
@@ -154,7 +154,7 @@ def choose_spec(form: Attention, device: TileDevice, schedule: AttentionSchedule
     """
     check(not head_problem(form), head_problem(form))
     check(form.heads % form.kv_heads == 0, "heads of q must divide into groups")
-    return Spec(form, schedule, select_step(device, form.ttype), Operands(form, device))
+    return Spec(form, schedule, select_step(device, form.ttype), Operands(form))
 
 
 @dataclass(frozen=True)
