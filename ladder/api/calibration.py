@@ -140,7 +140,7 @@ class Grid:
     """Values that the elements of a matrix can take: ``(value - zero) * scale`` for every value of the type.
 
     values, codes: Of the type, finite, in ascending order of the values; float64 and int64.
-    block, columns: Rows and columns that share a scale; K.
+    block: Rows and columns that share a scale.
     factor: Of the whole matrix.
     scale, zero: float64 ``[N, K]``, the factor included.
     """

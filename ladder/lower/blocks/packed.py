@@ -82,7 +82,6 @@ class PackedTile(Value):
 
     base: Shared address of its first byte, a uint32 expression.
     row_scale: The weight's powers of two by row, a tensor.
-    first: First row of the tile.
     """
 
     depth_run = STEPS

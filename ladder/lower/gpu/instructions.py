@@ -132,7 +132,7 @@ class MatrixStep:
     lanes: Fragment maps.
     carrier: Type of the accumulator registers (PTX takes s32 in uint32 registers).
     promote: Elements of K after which partial sums must move to float32 registers; 0 for never.
-    activation rows: Activation rows of a step.
+    columns: Activation rows of a step.
     steps: Steps that an instruction takes at once: it then has four registers of W and two of x for each.
     parts: Threads' packed words that a lane decodes for a step, each with columns of K of its own.
     joined: Parts whose registers an instruction takes at once.

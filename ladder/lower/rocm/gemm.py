@@ -184,7 +184,7 @@ class Weights:
                 if step % self.share == 0 and self.columns is None:
                     registers = self.group(step, block, half)
                     registers.fetch(
-                        GroupReader(self.spec.groups, args, tile, row_of(self.spec, self.place, block))
+                        GroupReader(self.spec.groups, args, tile, row_of(self.place, block))
                     )
 
     def group(self, step: int, block: int, half: int) -> WaveGroupRegisters:
@@ -204,7 +204,7 @@ class Weights:
         return [words[half] for words in self.words[step * count : (step + 1) * count]]
 
     def _fetch_words(self, tile: Expr, step: int, block: int, part: int, half: int) -> None:
-        thread, row = self.place.holders[part], row_of(self.spec, self.place, block)
+        thread, row = self.place.holders[part], row_of(self.place, block)
         row_tile, upper = b.bind(row // 2), b.bind(row % 2)
         words = self.tile_words(step, half)[block * self.spec.step.parts + part].buffers
         for buffer, (offset, width) in zip(words, load_order(self.spec.groups.bits), strict=True):

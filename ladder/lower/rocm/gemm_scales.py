@@ -126,7 +126,7 @@ class GroupReader:
         return d.as_type(self.args.scales[group, d.lanes(column, RUN)], f"uint32x{words}")
 
 
-def row_of(spec: Spec, place: Place, block: int) -> Expr:
+def row_of(place: Place, block: int) -> Expr:
     """Return a step's 32-row block; those beyond N repeat the last one, and are not stored."""
     return b.bind(T.min(place.row_block + block, place.all_blocks - 1))
 
@@ -239,5 +239,5 @@ class Columns:
         tile = stage * geo.stage_tiles + self.place.slice * geo.slice_tiles + step
         tile = b.bind(T.min(tile, args.k_tiles - 1))
         for block, registers in enumerate(self.scales):
-            row = row_of(self.spec, self.place, block)
+            row = row_of(self.place, block)
             registers.fetch(GroupReader(self.spec.groups, args, tile, row))
