@@ -115,14 +115,14 @@ def _dram(product: Product, device: TileDevice, kernel: Kernel, resident: int) -
     depth = kernel.depth or round(STAGE_BYTES / product.element)
     stage = (kernel.rows + kernel.columns) * depth * product.element
     in_flight = device.units * resident * stage / dram.latency
-    return moved / min(dram.bandwidth * dram.sustained, in_flight)
+    return moved / min(dram.sustained_bandwidth, in_flight)
 
 
 def _l2(product: Product, device: TileDevice, kernel: Kernel, along_m: int, along_n: int) -> float:
     l2 = device.layer("l2")
     moved = (along_m * product.n + along_n * product.m) * product.k * product.element
     moved += kernel.slices * product.m * product.n * product.output_bytes
-    return moved / (l2.bandwidth * l2.sustained)
+    return moved / l2.sustained_bandwidth
 
 
 def _fabric(

@@ -242,8 +242,7 @@ def predict(
     form: Attention, device: TileDevice, plan: AttentionSchedule, batch: int, tokens: int, keys: int
 ) -> float:
     """Return the seconds that a schedule is predicted to take."""
-    dram = device.layers[0]
-    bandwidth = dram.bandwidth * dram.sustained
+    bandwidth = device.layers[0].sustained_bandwidth
     tiles = ceil(tokens * form.group / plan.rows)
     blocks = batch * form.kv_heads * tiles * plan.cluster
     held = resident(form, device, plan)
@@ -268,8 +267,7 @@ def predict(
 
 def predict_library(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> float:
     """Return the seconds that torch's attention is predicted to take; codes are decoded before."""
-    dram = device.layers[0]
-    bandwidth = dram.bandwidth * dram.sustained
+    bandwidth = device.layers[0].sustained_bandwidth
     plain = 4 * batch * form.kv_heads * keys * form.size
     decode = (form.keys_bytes(batch, keys) + plain) / bandwidth if form.stored in CODES else 0.0
     flops = 4 * batch * form.heads * tokens * (keys / 2 if form.causal else keys) * form.size

@@ -154,7 +154,7 @@ def predict_cpu(gemm: Gemm, device: TileDevice, schedule: TransformList, m: int)
     dram = device.layer("dram")
     vector = device.vector_ops_per_cycle * device.units * device.clock
     overlapped = {
-        "dram": counts.dram / (dram.bandwidth * dram.sustained),
+        "dram": counts.dram / dram.sustained_bandwidth,
         "core": counts.operations / (device.peak(core) * core.sustained)
         + decode_operations(program, counts) / vector,
     }

@@ -313,14 +313,14 @@ def _dram_seconds(gemm: Gemm, device: TileDevice, schedule: GpuSchedule, m: int,
     stage = tile_rows(schedule) * span * weight_bits(gemm) / 8
     stage += schedule.tile_m * span * operand_bytes(gemm)
     in_flight = device.units * max(1, resident) * stage / dram.latency
-    return minimum_bytes(gemm, m) / min(dram.bandwidth * dram.sustained, in_flight)
+    return minimum_bytes(gemm, m) / min(dram.sustained_bandwidth, in_flight)
 
 
 def _l2_seconds(gemm: Gemm, device: TileDevice, along_m: int, along_n: int, m: int) -> float:
     """Return the time in which every block reads its tiles through L2."""
     l2 = device.layer("l2")
     moved = along_m * weight_bytes(gemm) + along_n * m * gemm.k * operand_bytes(gemm)
-    return moved / (l2.bandwidth * l2.sustained)
+    return moved / l2.sustained_bandwidth
 
 
 def _fabric_seconds(

@@ -338,7 +338,7 @@ def _edge_seconds(own: Mapping[str, float], schedule: GpuSchedule) -> float:
 def _dram_seconds(terms: Terms, device: TileDevice, schedule: GpuSchedule, moved: int, grid: Grid) -> float:
     """Time to stream from DRAM, limited by the bytes that the resident blocks keep in flight."""
     dram = device.layer("dram")
-    bandwidth = dram.bandwidth * dram.sustained
+    bandwidth = dram.sustained_bandwidth
     if schedule.pipeline in SLICED:  # their chain has a fetch latency; the busiest multiprocessor decides
         share = grid.along_m * grid.rounds * device.units / grid.blocks / terms.unit_share
         return moved / bandwidth * max(1.0, share)
@@ -351,4 +351,4 @@ def _l2_seconds(device: TileDevice, schedule: GpuSchedule, traffic: Traffic, gri
     l2 = device.layer("l2")
     sharing = schedule.cluster if schedule.pipeline in WARPGROUPS else 1
     moved = grid.along_m * traffic.weights + grid.along_n / sharing * traffic.activations
-    return moved / (l2.bandwidth * l2.sustained)
+    return moved / l2.sustained_bandwidth

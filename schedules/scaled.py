@@ -204,7 +204,7 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     cluster costs what it does gemv, whose blocks exchange as few sums. No block-scaled product was measured.
     """
     layers = {layer.name: layer for layer in device.layers}
-    rate = {name: layer.bandwidth * layer.sustained for name, layer in layers.items()}
+    rate = {name: layer.sustained_bandwidth for name, layer in layers.items()}
     core = device.core_for("fp8_e4m3", "tcgen05")
     pairs, m_tiles = -(-form.n // (schedule.rows * schedule.partners)), -(-m // schedule.tile_m)
     n_tiles = pairs * schedule.partners

@@ -272,7 +272,7 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
     measured.
     """
     dram, stage = device.layer("dram"), stage_bytes(gemm, schedule)
-    wanted = dram.bandwidth * dram.sustained * dram.latency / device.units
+    wanted = dram.sustained_bandwidth * dram.latency / device.units
     until_enough = schedule.pipeline in (*WARPGROUPS, "digits")
     used = int(schedule.pipeline in WARPGROUPS)
     found = None

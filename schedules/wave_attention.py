@@ -242,7 +242,7 @@ def predict(
     cycles += _vector_instructions(form, device, plan) * fragment_of(device).cycles
     turn = max(dram.latency, cycles / device.clock * max(1.0, held))
     moved = blocks * turns * plan.key_waves * plan.span * 2 * size * form.stored_bytes
-    streamed = max(moved / tiles, moved / L2_SHARE) / (dram.bandwidth * dram.sustained)
+    streamed = max(moved / tiles, moved / L2_SHARE) / dram.sustained_bandwidth
     return LAUNCH + EXPECTED * max(rounds * (BLOCK + turns * turn), BLOCK + streamed)
 
 

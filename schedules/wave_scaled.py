@@ -166,7 +166,7 @@ def schedules(form: ScaledGemm, device: TileDevice) -> Iterator[WaveScaledSchedu
 
 def predict(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, m: int) -> ScaledCost:
     """Predict the time of a call whose weights come from DRAM."""
-    rate = {layer.name: layer.bandwidth * layer.sustained for layer in device.layers}
+    rate = {layer.name: layer.sustained_bandwidth for layer in device.layers}
     spans = -(-form.k // SPAN)
     turns = -(-spans // (schedule.split_k * schedule.ahead))
     blocks = -(-form.n // schedule.rows) * -(-m // schedule.tile_m)

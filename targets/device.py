@@ -32,6 +32,11 @@ class Layer:
     moves: tuple[str, ...] = ()
     latency: float = 0.0
 
+    @property
+    def sustained_bandwidth(self) -> float:
+        """Bytes per second that a good kernel reaches."""
+        return self.bandwidth * self.sustained
+
 
 @dataclass(frozen=True)
 class Core:

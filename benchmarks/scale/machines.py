@@ -34,7 +34,7 @@ class Machine:
     def reads(self) -> float:
         """Bytes per second that reads of its memory sustain."""
         memory = self.device.layer("dram")
-        return memory.bandwidth * memory.sustained
+        return memory.sustained_bandwidth
 
     @property
     def rate(self) -> float:

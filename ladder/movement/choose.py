@@ -43,7 +43,7 @@ def machine_of(device: TileDevice) -> Machine:
     capacity, bandwidth = LAST_CACHE.get(device.arch, (l2.capacity, l2.bandwidth))
     hopper_latency = 700e-9
     return Machine(
-        device=dram.bandwidth * dram.sustained,
+        device=dram.sustained_bandwidth,
         cache=min(bandwidth, l2.bandwidth) * l2.sustained,
         resident=capacity * KEPT,
         units=device.units,

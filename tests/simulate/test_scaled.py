@@ -337,7 +337,7 @@ def test_few_rows_of_a_square_layer_are_predicted_near_the_memory(kind: str) -> 
     best = choose(form, B200, 1)
     assert best.rows == 64
     dram = B200.layer("dram")
-    least = 8192 * (form.row_bytes + 4 * form.scale_atoms) / (dram.bandwidth * dram.sustained)
+    least = 8192 * (form.row_bytes + 4 * form.scale_atoms) / dram.sustained_bandwidth
     assert predict(form, B200, best, 1).seconds < 1.6 * least
     if kind == "nvfp4":
         assert predict(form, B200, best, 1).seconds <= 8e-6

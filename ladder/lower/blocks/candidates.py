@@ -170,7 +170,7 @@ class Estimate:
     def _bandwidth(self) -> float:
         """Bytes per microsecond of memory."""
         dram = self.device.layer("dram")
-        return float(dram.bandwidth * dram.sustained * 1e-6)
+        return float(dram.sustained_bandwidth * 1e-6)
 
     @cached_property
     def _streams(self) -> bool:
@@ -297,7 +297,7 @@ def _on_cpu(program: BlockProgram, device: TileDevice) -> float:
     waves = -(-program.blocks // device.units)
     dram = device.layer("dram")
     moved = program.blocks * (program.steps * step + whole)
-    return moved / (dram.bandwidth * dram.sustained) + waves * program.steps * CPU_STEP_SECONDS
+    return moved / dram.sustained_bandwidth + waves * program.steps * CPU_STEP_SECONDS
 
 
 def tile_bytes(node: Node) -> int:

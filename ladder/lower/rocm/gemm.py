@@ -183,9 +183,7 @@ class Weights:
                     self._fetch_words(tile, step, block, part, half)
                 if step % self.share == 0 and self.columns is None:
                     registers = self.group(step, block, half)
-                    registers.fetch(
-                        GroupReader(self.spec.groups, args, tile, row_of(self.place, block))
-                    )
+                    registers.fetch(GroupReader(self.spec.groups, args, tile, row_of(self.place, block)))
 
     def group(self, step: int, block: int, half: int) -> WaveGroupRegisters:
         """Return the scales and zero points of a tile of a stage."""
