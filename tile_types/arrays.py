@@ -249,8 +249,8 @@ _BACKENDS: dict[str, Arrays] = {}
 
 def is_torch(x: Array) -> bool:
     """Tell whether ``x`` is a torch tensor, without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # none either while a thread imports torch
+    return tensor is not None and isinstance(x, tensor)
 
 
 def as_torch(x: Array) -> torch.Tensor:

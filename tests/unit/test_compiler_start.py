@@ -6,10 +6,13 @@ import json
 import subprocess
 import sys
 import threading
+import types
 
+import numpy as np
 import pytest
 
 from ladder.runtime.compiler_start import compiler_beside
+from tile_types.arrays import is_torch
 
 PROGRAM = """
 import contextlib, json, sys, threading, time, traceback
@@ -39,6 +42,15 @@ def test_import_is_shorter_and_errors_are_the_same() -> None:
     assert error == same
     assert any("Op::Get" in frame for frame in error)  # a function of libtvm_compiler.so
     assert beside < 0.75 * alone
+
+
+def test_a_plan_is_chosen_while_a_thread_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TVM's libraries import torch: what the plan computes with numpy goes on."""
+    begun = types.ModuleType("torch")
+    monkeypatch.setitem(sys.modules, "torch", begun)
+    assert not is_torch(np.zeros(1))
+    monkeypatch.setattr(begun, "Tensor", np.ndarray, raising=False)
+    assert is_torch(np.zeros(1))
 
 
 def test_nothing_is_done_where_tvm_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
