@@ -106,7 +106,7 @@ def policy(case: Case) -> Plan:
     from targets import get_device
 
     keys = case.seen or case.keys
-    found = choose(case.form, get_device(TARGET), case.batch, case.tokens, keys).schedule
+    found = choose(case.form, get_device(TARGET), (case.batch, case.tokens, keys)).schedule
     assert isinstance(found, Plan)
     return found
 

@@ -10,7 +10,7 @@ from itertools import product
 from math import ceil
 from typing import Any
 
-from ladder.ir.attention import CODES, Attention
+from ladder.ir.attention import CODES, Attention, Case
 from schedules import wave_attention
 from schedules.schedule import Schedule, check
 from schedules.wave_attention import FRAGMENTS, WaveAttentionSchedule
@@ -138,18 +138,18 @@ class Choice:
         return f"predicted {self.seconds * 1e6:.1f} us, torch's {self.library * 1e6:.1f} us"
 
 
-def choose(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> Choice:
+def choose(form: Attention, device: TileDevice, case: Case) -> Choice:
     """Return the schedule that is predicted to be fastest for all keys, and its time for those expected."""
-    predict, schedule = _VENDORS[device.vendor][1], ranked(form, device, batch, tokens, keys)[0]
-    seconds = predict(form, device, schedule, batch, tokens, expected_keys(form, keys))
-    return Choice(schedule, seconds, predict_library(form, device, batch, tokens, keys))
+    predict, schedule = _VENDORS[device.vendor][1], ranked(form, device, case)[0]
+    seconds = predict(form, device, schedule, expected(form, case))
+    return Choice(schedule, seconds, predict_library(form, device, case))
 
 
-def ranked(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> list[AnySchedule]:
+def ranked(form: Attention, device: TileDevice, case: Case) -> list[AnySchedule]:
     """Return the schedules that are considered, the one that is predicted to be fastest first."""
     consider, predict = _VENDORS[device.vendor]
-    options = consider(form, device, tokens)
-    return sorted(options, key=lambda plan: predict(form, device, plan, batch, tokens, keys))
+    _, tokens, _ = case
+    return sorted(consider(form, device, tokens), key=lambda plan: predict(form, device, plan, case))
 
 
 def next_best(
@@ -165,22 +165,23 @@ def next_best(
     """
     predict = _VENDORS[device.vendor][1]
     fewer = _of_rows(STEP_ROWS, device) if isinstance(schedule, AttentionSchedule) else []
-    for sizes in [case] if case else product(PROBES, repeat=3):
-        found, time = ranked(form, device, *sizes), partial(predict, form, device)
+    for sizes in [case] if case else product(PROBES, PROBES, PROBES):
+        found, time = ranked(form, device, sizes), partial(predict, form, device)
         if found[0] != schedule:
             continue
-        found += sorted(set(fewer).difference(found), key=lambda plan: time(plan, *sizes))
+        found += sorted(set(fewer).difference(found), key=lambda plan: time(plan, sizes))
         if device.vendor == "amd":
-            most, keys = predict_library(form, device, *sizes), expected_keys(form, sizes[2])
-            found = [plan for plan in found if time(plan, *sizes[:2], keys) <= most]
+            most = predict_library(form, device, sizes)
+            found = [plan for plan in found if time(plan, expected(form, sizes)) <= most]
         if others := [plan for plan in found if plan != schedule]:
             return others
     return []
 
 
-def expected_keys(form: Attention, keys: int) -> int:
-    """Return how many keys our kernels read in the mean while a cache fills: they stop at the position."""
-    return -(-keys // 2) if form.position else keys
+def expected(form: Attention, case: Case) -> Case:
+    """Return a case with the keys that kernels read in the mean while a cache fills: up to the position."""
+    batch, tokens, keys = case
+    return batch, tokens, -(-keys // 2) if form.position else keys
 
 
 PROBES = (1, 8, 64, 512, 2048, 8192)
@@ -189,23 +190,20 @@ PROBES = (1, 8, 64, 512, 2048, 8192)
 SERVING = 4
 """Kernels of one attention of open sizes at most."""
 
-Case = tuple[int, int, int]
-"""Batch, tokens and keys."""
-
 
 def serving(form: Attention, device: TileDevice, cases: Iterable[Case]) -> list[AnySchedule]:
     """Return schedules for several sizes: those chosen most often where ours is not slower than torch's."""
-    choices = (choose(form, device, *case) for case in cases)
+    choices = (choose(form, device, case) for case in cases)
     wins = Counter(choice.schedule for choice in choices if choice.seconds <= choice.library)
     return [schedule for schedule, _ in wins.most_common(SERVING)]
 
 
 def best(form: Attention, device: TileDevice, among: Sequence[AnySchedule], case: Case) -> int | None:
     """Return which schedule is predicted to be fastest; None where torch's attention is."""
-    predict, (batch, tokens, keys) = _VENDORS[device.vendor][1], case
-    first = min(range(len(among)), key=lambda at: predict(form, device, among[at], *case))
-    seconds = predict(form, device, among[first], batch, tokens, expected_keys(form, keys))
-    return first if seconds <= predict_library(form, device, *case) else None
+    predict = _VENDORS[device.vendor][1]
+    first = min(range(len(among)), key=lambda at: predict(form, device, among[at], case))
+    seconds = predict(form, device, among[first], expected(form, case))
+    return first if seconds <= predict_library(form, device, case) else None
 
 
 def schedules(form: Attention, device: TileDevice, tokens: int) -> list[AttentionSchedule]:
@@ -238,10 +236,9 @@ def resident(form: Attention, device: TileDevice, plan: AttentionSchedule) -> in
     return max(1, min(by_registers, device.max_threads_per_unit // plan.threads))
 
 
-def predict(
-    form: Attention, device: TileDevice, plan: AttentionSchedule, batch: int, tokens: int, keys: int
-) -> float:
+def predict(form: Attention, device: TileDevice, plan: AttentionSchedule, case: Case) -> float:
     """Return the seconds that a schedule is predicted to take."""
+    batch, tokens, keys = case
     bandwidth = device.layers[0].sustained_bandwidth
     tiles = ceil(tokens * form.group / plan.rows)
     blocks = batch * form.kv_heads * tiles * plan.cluster
@@ -265,8 +262,9 @@ def predict(
     return LAUNCH + walked + WAVE * waves + (JOIN if plan.cluster > 1 else 0.0)
 
 
-def predict_library(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> float:
+def predict_library(form: Attention, device: TileDevice, case: Case) -> float:
     """Return the seconds that torch's attention is predicted to take; codes are decoded before."""
+    batch, tokens, keys = case
     bandwidth = device.layers[0].sustained_bandwidth
     plain = 4 * batch * form.kv_heads * keys * form.size
     decode = (form.keys_bytes(batch, keys) + plain) / bandwidth if form.stored in CODES else 0.0
@@ -281,7 +279,7 @@ def predict_library(form: Attention, device: TileDevice, batch: int, tokens: int
         wide = LIBRARY_WIDE_HEAD / form.size * plain / bandwidth / LIBRARY_WIDE_STREAM
         walked = wide if form.size > LIBRARY_WIDE else reading
     else:
-        walked = max(reading, products / LIBRARY_RATE, _library_turns(form, device, batch, tokens, keys))
+        walked = max(reading, products / LIBRARY_RATE, _library_turns(form, device, case))
     return LIBRARY + masked + decode + walked
 
 
@@ -291,8 +289,9 @@ def _unit_rate(form: Attention, device: TileDevice) -> float:
     return core.ops_per_cycle * device.clock * core.sustained
 
 
-def _library_turns(form: Attention, device: TileDevice, batch: int, tokens: int, keys: int) -> float:
+def _library_turns(form: Attention, device: TileDevice, case: Case) -> float:
     """Return the seconds in which the blocks of torch's attention walk the keys: none shares them."""
+    batch, tokens, keys = case
     size = max(LIBRARY_LEAST, -(-form.size // LIBRARY_STEP) * LIBRARY_STEP)
     seen = min(keys, tokens) if form.causal else keys
     rounds = ceil(batch * form.heads * ceil(tokens / LIBRARY_ROWS) / device.units)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from ladder.ir.attention import CODES, Attention, head_problem
+from ladder.ir.attention import CODES, Attention, Case, head_problem
 from schedules.attention_rows import Piece, divide
 from schedules.schedule import Schedule, check, passes
 from schedules.waves import MOST_THREADS
@@ -222,10 +222,9 @@ def _words(form: Attention, lanes: int) -> int:
     return sum(piece.words(form.stored_bytes) for piece in pieces(form, lanes, narrow=True))
 
 
-def predict(
-    form: Attention, device: TileDevice, plan: WaveAttentionSchedule, batch: int, tokens: int, keys: int
-) -> float:
+def predict(form: Attention, device: TileDevice, plan: WaveAttentionSchedule, case: Case) -> float:
     """Return the seconds that a schedule is predicted to take."""
+    batch, tokens, keys = case
     dram, size = device.layers[0], form.size
     tiles = ceil(tokens * form.group / plan.rows)
     blocks = batch * form.kv_heads * tiles

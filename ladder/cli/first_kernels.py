@@ -145,7 +145,7 @@ ATTENTION: Mapping[str, tuple[Attention, int]] = {
 
 def _attention(device: TileDevice, kind: str, form: Attention, tokens: int, random: torch.Generator) -> Case:
     keys = tokens if form.causal else KEYS
-    schedule = ranked(form, device, 1, tokens, keys)[0]
+    schedule = ranked(form, device, (1, tokens, keys))[0]
     given = _operands(form, tokens, keys, random)
     exact = _exact_attention(form, given)
     given["out"] = torch.full_like(given["q"], UNSET)

@@ -36,6 +36,10 @@ CODES = ("int8", "fp8_e4m3", "fp8_e5m2")
 """Types of keys and values that have a float32 scale per token and head beside them."""
 
 
+Case = tuple[int, int, int]
+"""Batch, tokens and keys of a call."""
+
+
 @dataclass(frozen=True)
 class Attention:
     """``softmax(q kᵀ scale + mask) v`` for few query tokens; batch, tokens and keys are open.

@@ -106,4 +106,4 @@ def chosen(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, Cho
     """
     form = as_attention(graph, node)
     batch, tokens, keys = (int(str(extent)) for extent in open_extents(graph, node))
-    return form, choose(form, device, batch, tokens, keys)
+    return form, choose(form, device, (batch, tokens, keys))

@@ -62,7 +62,7 @@ def _product(row: tuple[str, str, int | None, str, int]) -> tuple[Emit, Schedule
 def _attention(form: Attention, target: str, tokens: int) -> tuple[Emit, Schedule]:
     device = get_device(target)
     emit = build.resolve(build.ATTENTION, "target", device.tvm_target["kind"])
-    schedule = attention.choose(form, device, 1, tokens, 1024).schedule
+    schedule = attention.choose(form, device, (1, tokens, 1024)).schedule
     return lambda plan: str(emit(form, device, plan, "entry").script()), schedule
 
 

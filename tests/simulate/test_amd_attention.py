@@ -229,9 +229,9 @@ def test_eight_bit_caches_are_ours(arch: str) -> None:
     """They need not be decoded before; what reads as many bytes as torch is left to torch."""
     device = get_device(f"rocm/{arch}")
     assert has_kernels(device)
-    codes = choose(form(32, 8, 128, stored="int8"), device, 8, 1, 4096)
+    codes = choose(form(32, 8, 128, stored="int8"), device, (8, 1, 4096))
     assert codes.seconds < 0.6 * codes.library
-    plain = choose(form(32, 8, 128, causal=True), device, 1, 4096, 4096)
+    plain = choose(form(32, 8, 128, causal=True), device, (1, 4096, 4096))
     assert plain.seconds > plain.library
 
 

@@ -25,7 +25,7 @@ MEASURED = {
 def test_predictions_are_near_measurements(point: tuple[int, ...]) -> None:
     batch, keys, warps, cluster, fragments = point
     plan = AttentionSchedule(8, warps, cluster, fragments)
-    seconds = predict(LLAMA, DEVICE, plan, batch, 1, keys)
+    seconds = predict(LLAMA, DEVICE, plan, (batch, 1, keys))
     assert seconds * 1e6 == pytest.approx(MEASURED[point], rel=0.15)
 
 
@@ -43,7 +43,7 @@ def test_torchs_attention_walks_all_keys_by_each_block(point: tuple[int, ...]) -
     """But of one token: others took up to 33 times what bandwidth and flops say."""
     size, heads, kv, *sizes = point
     form = Attention(heads, kv, size, "float16", "float16", scale=size**-0.5)
-    assert predict_library(form, DEVICE, *sizes) * 1e6 == pytest.approx(LIBRARY[point], rel=0.2)
+    assert predict_library(form, DEVICE, sizes) * 1e6 == pytest.approx(LIBRARY[point], rel=0.2)
 
 
 WIDE = {(192, 16, 16, 16, 8192): 48.63, (256, 16, 16, 4, 8192): 43.7, (256, 16, 16, 16, 1024): 13.28}
@@ -54,17 +54,17 @@ WIDE = {(192, 16, 16, 16, 8192): 48.63, (256, 16, 16, 4, 8192): 43.7, (256, 16, 
 def test_wide_heads_take_what_kernels_without_spills_take(point: tuple[int, ...]) -> None:
     size, heads, kv, tokens, keys = point
     form = Attention(heads, kv, size, "float16", "float16", scale=size**-0.5)
-    assert choose(form, DEVICE, 1, tokens, keys).seconds * 1e6 == pytest.approx(WIDE[point], rel=0.3)
+    assert choose(form, DEVICE, (1, tokens, keys)).seconds * 1e6 == pytest.approx(WIDE[point], rel=0.3)
 
 
 def test_several_tokens_of_long_caches_are_ours() -> None:
-    choice = choose(replace(LLAMA, size=64), DEVICE, 1, 16, 4096)
+    choice = choose(replace(LLAMA, size=64), DEVICE, (1, 16, 4096))
     assert choice.seconds < choice.library / 2
 
 
 def test_few_heads_share_keys_among_blocks() -> None:
-    assert choose(LLAMA, DEVICE, 1, 1, 1024).schedule.cluster == 8
-    assert choose(LLAMA, DEVICE, 32, 1, 1024).schedule.cluster == 1
+    assert choose(LLAMA, DEVICE, (1, 1, 1024)).schedule.cluster == 8
+    assert choose(LLAMA, DEVICE, (32, 1, 1024)).schedule.cluster == 1
 
 
 def test_caches_that_positions_fill_are_ours_also_where_they_are_long() -> None:
@@ -72,15 +72,15 @@ def test_caches_that_positions_fill_are_ours_also_where_they_are_long() -> None:
     for size in (64, 128):
         form = Attention(32, 8, size, "float16", "float16", position="int64", reach=1)
         choice, whole = (
-            choose(form, DEVICE, 1, 1, 8192),
-            choose(replace(form, position=""), DEVICE, 1, 1, 8192),
+            choose(form, DEVICE, (1, 1, 8192)),
+            choose(replace(form, position=""), DEVICE, (1, 1, 8192)),
         )
         assert choice.schedule == whole.schedule
         assert choice.seconds < min(whole.seconds, choice.library)
 
 
 def test_prefill_is_torchs() -> None:
-    choice = choose(Attention(32, 8, 128, "float16", "float16", causal=True), DEVICE, 1, 4096, 4096)
+    choice = choose(Attention(32, 8, 128, "float16", "float16", causal=True), DEVICE, (1, 4096, 4096))
     assert choice.seconds > choice.library
     assert "torch's" in choice.reason
 

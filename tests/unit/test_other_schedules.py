@@ -164,11 +164,11 @@ def test_each_kind_has_other_schedules(kind: str, device: Any) -> None:
 def test_wide_heads_that_spill_take_blocks_of_fewer_rows() -> None:
     """On NVIDIA's GPUs even where torch's is predicted to be faster: what spills is slower than predicted."""
     form, sizes = Attention(32, 8, 256, "float16", "float16", scale=1.0), (1, 4, 8192)
-    choice = choose(form, H200, *sizes)
+    choice = choose(form, H200, sizes)
     others = next_best(form, H200, choice.schedule, sizes)
     assert choice.schedule.rows == 16
     assert any(other.rows == 8 for other in others)
-    assert any(predict(form, H200, other, *sizes) > choice.library for other in others)
+    assert any(predict(form, H200, other, sizes) > choice.library for other in others)
 
 
 def test_long_rows_are_quantized_by_fewer_registers(compiled: Any) -> None:
