@@ -19,6 +19,7 @@ from ladder.api.aliasing import (
 )
 from ladder.api.branching import Branching, branches
 from ladder.api.elsewhere import without_results
+from ladder.api.flags import without_flags
 from ladder.api.pieces import Pieces, can_be_cut
 from ladder.api.plan_cache import prepared_for
 from ladder.api.surroundings import kept_state
@@ -125,6 +126,9 @@ class Compiler:
         Raises Exception: Whatever is wrong inside the compiler, under ``LADDER_STRICT``.
         """
         reason = module.meta.get("switches") or reason_to_refuse(examples)
+        if not reason and (found := without_flags(module)) is not None:
+            rest, behind = found
+            return behind(self(rest, examples))
         if not reason:
             try:
                 with kept_state():
@@ -144,6 +148,8 @@ class Compiler:
         if branches(module):
             return Branching(module, examples, self)
         place, opened = place_of(module, examples), module.meta.get("open", examples)
+        if place is None:
+            return run_as_is(module, examples)
         copies = place.type == "cuda" and has_room(examples, place)
         packed_for = target_of(place) if copies else ""
         prepared = prepared_for(
@@ -255,10 +261,11 @@ def _is_fake(value: torch.Tensor) -> bool:
     return isinstance(value, torch._subclasses.FakeTensor)
 
 
-def place_of(module: torch.fx.GraphModule, examples: list[Any]) -> torch.device:
+def place_of(module: torch.fx.GraphModule, examples: list[Any]) -> torch.device | None:
     """Return the device of the tensors among arguments; without any, that of what a graph makes of none.
 
-    Raises ImportRefused if it makes tensors on several devices, or none, or which depends on values.
+    Returns: None if there are no tensors at all.
+    Raises ImportRefused if it makes tensors on several devices, or which depends on values.
     """
     given = [value.device for value in examples if isinstance(value, torch.Tensor)]
     try:
@@ -267,6 +274,6 @@ def place_of(module: torch.fx.GraphModule, examples: list[Any]) -> torch.device:
         pass_on(error)
         why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         raise ImportRefused(f"the graph takes no tensors, and its results need values: {why}") from error
-    if len(places) != 1:
+    if len(places) > 1:
         raise ImportRefused(f"the graph takes no tensors, and makes some on {len(places)} devices")
-    return next(iter(places))
+    return next(iter(places), None)

@@ -405,3 +405,21 @@ def sets_of_what_iterators_give():
         return x * len(names), sorted(map(str, names)), {0, *given}, next(given, None)
 
     return calls(fn, *(lambda size=size: (normal(size), iter([1, 2])) for size in (2, 2, 3)))
+
+
+@program
+def keys_as_sets():
+    """Names that are missing, unexpected or shared: keys of dictionaries in operators of sets."""
+    standing = {"a": 1, "b": 2}
+    ordered = OrderedDict(b=1, c=2)
+
+    def fn(x, given):
+        names = known = {"z"}
+        names |= given.keys()
+        missing, shared = standing.keys() - given.keys(), given.keys() & {"a", "b"}
+        told = frozenset(ordered) ^ standing.keys(), ordered.keys() | {"q"}, given.keys() - ordered.keys()
+        same = given.keys() == standing.keys(), {"a"} < standing.keys(), standing.keys() >= given.keys()
+        return x * len(missing), sorted(names), known, shared, told, same, type(told[0]).__name__
+
+    given = {"a": 1}, {"a": 1}, {"a": 2, "b": 3}, {"c": 1}
+    return calls(fn, *(lambda given=given: (normal(2), dict(given)) for given in given))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ladder
+from ladder.api.compiler import Compiler
 from ladder.runtime import operator
 from tile_types.errors import LadderError
 
@@ -171,3 +172,42 @@ def test_tools_that_quantize_linear_layers_pass_over_quantized_ones() -> None:
     assert [name for name, _ in layer.named_parameters()] == ["bias"]
     with pytest.raises(LadderError, match="set_weight"):
         layer.reset_parameters()
+
+
+class Apart(nn.Module):
+    """Says of parameters whether they have gradients, as PEFT does where adapters are left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, on: bool) -> Tensor:
+        y = self.first(x).tanh() + self.second(x)
+        self.second.requires_grad_(False)
+        z = self.first(y).sin()
+        self.second.requires_grad_(on)
+        self.first.weight.requires_grad_(requires_grad=not on)
+        return y + z
+
+
+def test_parameters_are_told_whether_they_have_gradients() -> None:
+    model = Apart()
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for on in (True, True, False, False, True):
+            x = torch.randn(3, 8)
+            found = fast(x, on)
+            told = [each.requires_grad for each in model.parameters()]
+            model.requires_grad_(True)
+            torch.testing.assert_close(found, model(x, on))
+            assert told == [each.requires_grad for each in model.parameters()]
+            model.requires_grad_(True)
+    assert not fast.refused
+    assert len(fast.compiler.built) == 2
+
+
+def test_nothing_is_refused_where_there_are_no_tensors() -> None:
+    module = torch.fx.symbolic_trace(lambda: ())
+    compiler = Compiler()
+    assert compiler(module, [])() == ()
+    assert not compiler.refused

@@ -91,7 +91,7 @@ def _binary(vm: Interpreter, symbol: str, function: Any, left: Any, right: Any) 
     if is_a(left, known) and is_a(right, known):
         return _container_binary(vm, symbol, function, left, right)
     method = JOINS.get(type(left), {}).get(symbol) if is_hidden(vm, right) else None
-    return user_binary(vm, symbol, left, right) if method is None else _filled(vm, left, method, right)
+    return _by_methods(vm, symbol, left, right) if method is None else _filled(vm, left, method, right)
 
 
 def _filled(vm: Interpreter, owner: Any, method: Any, items: Any) -> Any:
@@ -178,6 +178,20 @@ def _container_binary(vm: Interpreter, symbol: str, function: Any, left: Any, ri
     in_place = symbol.endswith("=") and symbol not in COMPARE and not is_constant(left)
     changes = [vm.heap.node(left)] if in_place and type(left) in (list, set, dict) else []
     return perform(vm, function, (left, right), {}, changes)
+
+
+_KEYS = frozenset({type({}.keys()), type(OrderedDict[Any, Any]().keys())})
+
+
+def _by_methods(vm: Interpreter, symbol: str, left: Any, right: Any) -> Any:
+    """Return what methods of the program give; keys of dictionaries are sets, and none changes in place."""
+    kinds = {type(left), type(right)}
+    if not kinds & _KEYS or not kinds <= _KEYS | {set, frozenset}:
+        return user_binary(vm, symbol, left, right)
+    symbol = symbol[:-1] if symbol in IN_PLACE else symbol
+    with vm.barrier():
+        sides = [side if type(side) is set else vm.call(set, (side,), {}) for side in (left, right)]
+    return _container_binary(vm, symbol, BINARY[symbol], *sides)
 
 
 def _is_plain_tuple(vm: Interpreter, symbol: str, value: Any) -> bool:

@@ -119,7 +119,7 @@ def switched(
     written = _switches(graph.nodes)
     recorded = True in (*written, *_switches(inside))
     asking = [n for n in graph.nodes if n.op == "call_method" and n.target in ASKING_FOR_GRADIENTS]
-    if asking and (before or recorded or not all(map(_asks_in_vain, asking))):
+    if asking and (before or recorded or not all(_asks_in_vain(n) or sets_flag(n) for n in asking)):
         return "it says of tensors whether they have gradients"
     if written and written[-1] is not before:
         return "it leaves the recording of gradients otherwise than it was"
@@ -136,6 +136,12 @@ def _asks_in_vain(node: torch.fx.Node) -> bool:
     source = node.args[0]
     made = is_a(source, torch.fx.Node) and source.target is torch.nn.functional.embedding
     return made and node.target == "requires_grad_"
+
+
+def sets_flag(node: torch.fx.Node) -> bool:
+    """Tell whether a node says of an argument whether it has gradients, and gives nothing that is read."""
+    source = node.args[0] if node.op == "call_method" and node.target == "requires_grad_" else None
+    return is_a(source, torch.fx.Node) and source.op == "placeholder" and not node.users
 
 
 def _switches(nodes: Iterable[torch.fx.Node]) -> list[Any]:
