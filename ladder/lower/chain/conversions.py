@@ -21,15 +21,23 @@ MANTISSA, BIAS = 23, 127
 
 @dataclass(frozen=True)
 class Float8:
-    """A format: ``mantissa`` bits, the exponent's ``bias``, the code beyond the largest number, and NaN's."""
+    """A format.
+
+    mantissa: Its bits.
+    bias: Of the exponent.
+    overflow: The code beyond the largest number.
+    beyond: The least float32 that is rounded to it.
+    nan: The code of what is no number.
+    """
 
     mantissa: int
     bias: int
     overflow: int
+    beyond: float
     nan: int = 0x7F
 
 
-FORMATS = {"fp8_e4m3": Float8(3, 7, 0x7F), "fp8_e5m2": Float8(2, 15, 0x7C)}
+FORMATS = {"fp8_e4m3": Float8(3, 7, 0x7F, 464 + 2.0**-15), "fp8_e5m2": Float8(2, 15, 0x7C, 61440.0)}
 
 
 def converted(
@@ -38,6 +46,7 @@ def converted(
     kind: str,
     named: Callable[[Expr], Expr],
     rounded: Callable[[Expr, str], Expr] | None,
+    encode: Callable[[Expr, str], Expr],
 ) -> Expr:
     """Return an element of type ``read`` as one of type ``kind``, both in the types they are computed in.
 
@@ -45,14 +54,14 @@ def converted(
 
     named: Puts what is used several times into a register.
     rounded: Rounds to a 16-bit type what is to be exact; None: it is rounded where it is stored.
+    encode: As `encoded`.
     """
     wanted = computed_type(kind)
     if read in FORMATS and read != kind:
         source = decoded(named(source), read)
     if kind in FORMATS and read != kind:
-        return encoded(
-            named(source if str(source.ty.dtype) == "float32" else T.Cast("float32", source)), kind
-        )
+        wide = source if str(source.ty.dtype) == "float32" else T.Cast("float32", source)
+        return encode(named(wide), kind)
     if kind in ("int8", "uint8") and str(source.ty.dtype) != "bool":
         return T.Cast(wanted, opaque(T.Cast(kind, opaque(T.Cast(wanted, source)))))
     found = source if str(source.ty.dtype) == wanted else T.Cast(wanted, source)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tvm.script import tirx as T
+
+from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.conversions import FORMATS
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
 from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, largest, rounded_pair
@@ -85,6 +89,14 @@ class CudaDialect(Dialect):
 
     def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
         return rounded_pair(low, high, dtype)
+
+    def encoded(self, value: Expr, dtype: str) -> Expr:
+        """Convert; the code behind that of the largest number is what lies beyond it."""
+        if "fp8" not in self.device.features:
+            return super().encoded(value, dtype)
+        pair = self.narrow_pair(reinterpreted("uint32", value), T.uint32(0), dtype)
+        beyond = T.fabs(value) >= T.float32(FORMATS[dtype].beyond)
+        return T.Cast("int32", (pair & T.uint32(0xFF)) + T.Cast("uint32", beyond))
 
     def narrow_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
         name = f"ladder_narrow_pair_{dtype}"

@@ -23,7 +23,7 @@ from ladder.ir.indexing import Affine, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
-from ladder.lower.chain.conversions import converted, round_through
+from ladder.lower.chain.conversions import converted, encoded, round_through
 from ladder.lower.chain.element_types import computed_type
 from ladder.lower.chain.indices import Index, Indices, is_same
 from ladder.partition.rows import REDUCTIONS, SCANS, reshape_groups
@@ -54,6 +54,8 @@ class Values(Indices):
     """Operators, and nodes by ``%name``, that are computed otherwise than the operator table says."""
     rounded: Callable[[Expr, str], Expr] = field(default=lambda value, kind: round_through(value, kind))
     """Rounds a float32 to a 16-bit type, and returns it as one."""
+    encoded: Callable[[Expr, str], Expr] = field(default=encoded)
+    """Returns the code of a float32 in a float of 8 bits."""
 
     def __post_init__(self) -> None:
         self.memory: dict[Any, Expr] = {}
@@ -250,7 +252,8 @@ def is_long(expression: Expr) -> bool:
 def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
     read, kind = (values.graph.tile(value).ttype.name for value in (node.inputs[0], node.name))
     rounded = values.rounded if attributes["exact"] else None
-    return converted(_moved(values, node, index, attributes), read, kind, values.named, rounded)
+    found = _moved(values, node, index, attributes)
+    return converted(found, read, kind, values.named, rounded, values.encoded)
 
 
 def _encoded(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
