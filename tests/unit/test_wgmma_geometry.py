@@ -97,7 +97,8 @@ def test_scale_steps_divide_group_and_stage(
     activation: str, group: int, tile_k: int, step: int, rows: int, promotes: bool
 ) -> None:
     problem = gemm(activation=activation, group_size=group, scale=group < 1024, output="float32")
-    geo = WgmmaGeometry(problem, schedule(tile_k=tile_k, stages=3))
+    placement = "operand" if activation == "float16" else "accumulator"
+    geo = WgmmaGeometry(problem, schedule(tile_k=tile_k, stages=3, placement=placement))
     assert (geo.scale_step, geo.scale_rows) == (step, rows)
     assert geo.promotes == promotes
 

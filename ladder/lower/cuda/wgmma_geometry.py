@@ -22,15 +22,16 @@ from schedules.footprint import (
     launch_registers,
     math_registers,
     moves_registers,
+    promotes,
     registers_per_thread,
     residual_registers,
     shared_bytes,
     staged_columns,
+    staged_groups,
     turn_slabs,
     warpgroup_blocks,
     warpgroup_bytes,
 )
-from schedules.group_values import scale_span
 from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from schedules.shares import shares_columns
@@ -129,8 +130,7 @@ class WgmmaGeometry:
     @property
     def promotes(self) -> bool:
         """Whether partial sums move to float32 totals at group ends."""
-        groups = self.gemm.scale or self.gemm.token_group > 0
-        return self.groups.lane == 8 and (groups or self.gemm.activation != "int8")
+        return promotes(self.gemm, self.schedule)
 
     @property
     def scale_step(self) -> int:
@@ -148,14 +148,14 @@ class WgmmaGeometry:
         return max(1, self.slab // self.scale_step)
 
     @property
-    def row_step(self) -> int:
-        """Elements of K that a staged row of scales (or zero points) serves."""
-        return math.gcd(scale_span(self.gemm), self.schedule.tile_k)
-
-    @property
     def scale_rows(self) -> int:
         """Rows of scales (or zero points) per stage."""
-        return self.schedule.tile_k // self.row_step
+        return staged_groups(self.gemm, self.schedule)
+
+    @property
+    def row_step(self) -> int:
+        """Elements of K that a staged row of scales (or zero points) serves."""
+        return self.schedule.tile_k // self.scale_rows
 
     @property
     def scale_bytes(self) -> int:
