@@ -23,6 +23,10 @@ NUMPY: dict[str, Any] = {
 }  # fmt: skip
 
 
+BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3}
+"""Type of q -> relative error of a result."""
+
+
 def reference(
     form: Attention, given: dict[str, np.ndarray], batch: int, tokens: int, keys: int
 ) -> np.ndarray:
@@ -88,6 +92,14 @@ def run(
         return found, math.inf
     norm = np.linalg.norm(np.nan_to_num(exact))
     return found, float(np.linalg.norm(np.nan_to_num(got - exact)) / (norm or 1.0))
+
+
+def require_right(form: Attention, schedule: AnySchedule, *sizes: int, **options: Any) -> SimulationResult:
+    """Simulate a kernel as `run`: nothing is found, and the error is one that rounding explains."""
+    found, error = run(form, schedule, *sizes, **options)
+    assert not found.findings, found.report()
+    assert error < BOUNDS[form.ttype], f"error {error:.1e}"
+    return found
 
 
 def simulate(

@@ -24,8 +24,13 @@ from targets import get_device
 
 __all__ = [
     "Case", "add_then_multiply", "attention", "doubled_product", "gated_mlp", "greatest_product", "lora",
-    "norm_transition", "rmsnorm_matmul", "run", "run_kernels", "run_quantized", "split_attention",
+    "norm_transition", "require_quantized", "rmsnorm_matmul", "run", "run_kernels", "run_quantized",
+    "split_attention",
 ]  # fmt: skip
+
+
+BOUND = {"float16": 5e-4, "bfloat16": 4e-3}
+"""Type of results -> relative error that they may have."""
 
 
 def add_then_multiply(tokens: int, k: int, rank: int, n: int) -> Case:
@@ -127,6 +132,13 @@ def _packed(tile: Any, values: Any, device: Any) -> tuple[list[Any], list[Any]]:
     stored = quantize(values, ttype)
     packed = pack(gemm_of(ttype, tile.known_shape, "float16"), device, stored)
     return list(packed.tensors), [stored.dequantize().t()]
+
+
+def require_quantized(case: Case, schedule: BlockSchedule, **options: Any) -> None:
+    """Simulate a kernel as `run_quantized`: nothing is found, and the error is one that rounding explains."""
+    result, error = run_quantized(case, schedule, **options)
+    assert not result.findings, result.report()
+    assert error <= BOUND["float16"], f"error {error:.1e}"
 
 
 def _simulated(case: Case, function: Any, arrays: Any, meant: Any, options: Any) -> Any:

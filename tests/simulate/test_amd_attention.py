@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention_cases import draw, run, simulate
+from attention_cases import BOUNDS, draw, require_right, run, simulate
 from rewriting import Once, intrinsic, is_store, remove, rewrite, rewrite_expression
 from tvm import tirx
 
@@ -21,7 +21,6 @@ from schedules.wave_attention import WaveAttentionSchedule, is_legal, loads_narr
 from targets import get_device
 from tile_types.errors import ScheduleError
 
-BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3}
 INSTINCT, RADEON = ("gfx90a", "gfx942", "gfx950"), ("gfx1100", "gfx1201")
 ARCHITECTURES = (*INSTINCT, *RADEON)
 Plan = WaveAttentionSchedule
@@ -76,9 +75,7 @@ def check(case: str, arch: str, **options: Any) -> None:
     if arch in RADEON and problem.size > 128:
         pytest.skip("its sums alone take half the registers: refused by name")
     plan = fitted(problem, plan, arch)
-    result, error = run(problem, plan, *sizes, target=f"rocm/{arch}", **options)
-    assert not result.findings, result.report()
-    assert error < BOUNDS[problem.ttype]
+    require_right(problem, plan, *sizes, target=f"rocm/{arch}", **options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -113,9 +110,7 @@ def test_nothing_is_read_beyond_the_position() -> None:
     given["position"][:] = 37
     for name in "kv":
         given[name][:, :, 38:] = np.nan
-    result, error = run(problem, Plan(1, 1, 2, 1), 1, 1, 400, given=given, target="rocm/gfx942")
-    assert not result.findings, result.report()
-    assert error < BOUNDS["float16"]
+    result = require_right(problem, Plan(1, 1, 2, 1), 1, 1, 400, given=given, target="rocm/gfx942")
     reads = [size for name, size in result.traffic.items() if name.startswith("global read")]
     assert sum(reads) < 400 * 2 * 2 * 64 * 2  # of which 38 keys are needed, rounded up to turns
 
@@ -126,9 +121,7 @@ def test_rows_that_see_nothing(strict: bool) -> None:
     given = draw(problem, 1, 2, 40)
     given["mask"][:, :, 1] = 0
     for plan in (Plan(1, 1, 2, 1), Plan(1, 2, 1, 1)):
-        result, error = run(problem, plan, 1, 2, 40, given=given, target="rocm/gfx942")
-        assert not result.findings, result.report()
-        assert error < BOUNDS["float16"]
+        require_right(problem, plan, 1, 2, 40, given=given, target="rocm/gfx942")
 
 
 @pytest.mark.parametrize("ttype", BOUNDS)
@@ -154,9 +147,7 @@ def test_many_small_weights_count(arch: str) -> None:
     given = draw(problem, 1, 1, 2000)
     given["q"][:], given["k"][:], given["v"][:] = 0, 0, 1
     given["q"][..., 0], given["k"][0, 0, 0, 0], given["v"][0, 0, 0] = 1, 11, -1
-    result, error = run(problem, Plan(1, 1, 2, 2), 1, 1, 2000, given=given, target=f"rocm/{arch}")
-    assert not result.findings, result.report()
-    assert error < BOUNDS["float16"]
+    require_right(problem, Plan(1, 1, 2, 2), 1, 1, 2000, given=given, target=f"rocm/{arch}")
 
 
 @pytest.mark.costly(turns=61)

@@ -11,7 +11,7 @@ from typing import Any
 
 import block_graphs as graphs
 import pytest
-from block_graphs import Case, run, run_quantized
+from block_graphs import BOUND, Case, require_quantized, run, run_quantized
 from found_graphs import graphs_of
 
 from ladder.lower.blocks import BlockSchedule
@@ -25,7 +25,6 @@ from tile_types.errors import ScheduleError
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 INT4 = group_scaled("int4", 128).name
 REAL_ZEROS = group_scaled("uint2", 32, zero="float").name
-BOUND = {"float16": 5e-4, "bfloat16": 4e-3}
 
 CASES: dict[str, tuple[Callable[[], Case], BlockSchedule]] = {
     "norm": (lambda: graphs.rmsnorm_matmul(2, 256, 96, 48, 32), BlockSchedule(4)),
@@ -72,9 +71,7 @@ def check(case: Case, schedule: BlockSchedule, arch: str, dtype: str = "float16"
 
 def check_packed(weight: str, kt: int, schedule: BlockSchedule, arch: str, **options: Any) -> None:
     case = graphs.rmsnorm_matmul(4, 512, 128, 64, kt, weight)
-    result, error = run_quantized(case, schedule, arch=f"rocm/{arch}", **options)
-    assert not result.findings, result.report()
-    assert error <= BOUND["float16"]
+    require_quantized(case, schedule, arch=f"rocm/{arch}", **options)
 
 
 @pytest.mark.costly
@@ -122,9 +119,7 @@ def test_any_order_of_waves(order: str) -> None:
 
 def test_a_packed_gated_product() -> None:
     case = graphs.gated_mlp(3, 512, 64, 64, 128, INT4)
-    result, error = run_quantized(case, BlockSchedule(2), arch="rocm/gfx942")
-    assert not result.findings, result.report()
-    assert error <= BOUND["float16"]
+    require_quantized(case, BlockSchedule(2), arch="rocm/gfx942")
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx1100"])
@@ -189,9 +184,7 @@ def test_groups_of_several_waves_take_as_many_steps() -> None:
 
 def test_packed_low_rank_updates() -> None:
     case = graphs.lora(3, 512, 64, 64, 64, 128, INT4)
-    result, error = run_quantized(case, BlockSchedule(), arch="rocm/gfx942")
-    assert not result.findings, result.report()
-    assert error <= BOUND["float16"]
+    require_quantized(case, BlockSchedule(), arch="rocm/gfx942")
 
 
 def test_computed_operands_beside_packed_weights_are_refused() -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attention_cases import draw, run
+from attention_cases import draw, require_right, run
 
 from ladder.ir.attention import Attention
 from schedules.attention import AttentionSchedule
 from tile_types.errors import ScheduleError
-
-BOUNDS = {"float16": 5e-4, "bfloat16": 3e-3}
 
 
 def form(
@@ -50,22 +48,16 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_simulated(case: str) -> None:
     problem, plan, sizes = CASES[case]
-    result, error = run(problem, plan, *sizes)
-    assert not result.findings, result.report()
-    assert error < BOUNDS[problem.ttype]
+    require_right(problem, plan, *sizes)
 
 
 @pytest.mark.parametrize("order", ["random", "first warps first", "last warps first"])
 def test_any_order_of_warps(order: str) -> None:
-    result, error = run(form(8, 2, 64), Plan(8, 4, 4), 1, 1, 100, order=order)
-    assert not result.findings, result.report()
-    assert error < BOUNDS["float16"]
+    require_right(form(8, 2, 64), Plan(8, 4, 4), 1, 1, 100, order=order)
 
 
 def test_heads_behind_tokens() -> None:
-    result, error = run(form(8, 2, 64), Plan(8, 2, 2), 2, 3, 50, token_major=True)
-    assert not result.findings, result.report()
-    assert error < BOUNDS["float16"]
+    require_right(form(8, 2, 64), Plan(8, 2, 2), 2, 3, 50, token_major=True)
 
 
 def test_nothing_is_read_beyond_the_position() -> None:
@@ -75,9 +67,7 @@ def test_nothing_is_read_beyond_the_position() -> None:
     given["position"][:] = 37
     for name in "kv":
         given[name][:, :, 38:] = np.nan
-    result, error = run(problem, Plan(8, 2, 2), 1, 1, 400, given=given)
-    assert not result.findings, result.report()
-    assert error < BOUNDS["float16"]
+    result = require_right(problem, Plan(8, 2, 2), 1, 1, 400, given=given)
     reads = [size for name, size in result.traffic.items() if name.startswith("global read")]
     assert sum(reads) < 2 * 2 * 64 * 2 * 64 * 2
 
@@ -89,9 +79,7 @@ def test_rows_that_see_nothing(mask: str, hides: float, strict: bool) -> None:
     problem = form(4, 4, 64, mask=mask, strict=strict)
     given = draw(problem, 1, 2, 40)
     given["mask"][:, :, 1] = hides
-    result, error = run(problem, Plan(8, 2, 2), 1, 2, 40, given=given)
-    assert not result.findings, result.report()
-    assert error < BOUNDS["float16"]
+    require_right(problem, Plan(8, 2, 2), 1, 2, 40, given=given)
 
 
 @pytest.mark.parametrize(

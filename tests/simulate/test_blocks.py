@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import block_graphs as graphs
 import pytest
-from block_graphs import Case, run
+from block_graphs import BOUND, Case, require_quantized, run
 
 from ladder.ir import GraphBuilder
 from ladder.lower.blocks import BlockSchedule, warpgroups
@@ -15,8 +15,6 @@ from ladder.simulate.machine import ORDERS
 from targets import get_device
 from tile_types import TType, group_scaled, register_type
 from tile_types.errors import ScheduleError
-
-BOUND = {"float16": 5e-4, "bfloat16": 4e-3}
 
 
 def check(case: Case, schedule: BlockSchedule, dtype: str = "float16", **options: object) -> None:
@@ -206,9 +204,7 @@ def test_constants_that_the_loop_shares_are_copied_early() -> None:
 def test_packed_constants_are_copied_early(copies: str) -> None:
     case = graphs.gated_mlp(4, 1024, 64, 64, 128, group_scaled("int4", 128).name)
     schedule = BlockSchedule(2, 1, 2, copies=copies, release="asked")
-    result, error = graphs.run_quantized(case, schedule, constants=("gate_in", "up_in"))
-    assert not result.findings, result.report()
-    assert error <= BOUND["float16"]
+    require_quantized(case, schedule, constants=("gate_in", "up_in"))
 
 
 WAIT, COPY = 'griddepcontrol("wait"', "T.ptx.cp("
@@ -243,18 +239,14 @@ QUANTIZED = [
 @pytest.mark.parametrize(("weight", "kt"), WEIGHTS)
 def test_quantized_weights(weight: str, kt: int, schedule: BlockSchedule) -> None:
     case = graphs.rmsnorm_matmul(4, 512, 128, 64, kt, weight)
-    result, error = graphs.run_quantized(case, schedule)
-    assert not result.findings, result.report()
-    assert error <= BOUND["float16"]
+    require_quantized(case, schedule)
 
 
 def test_small_values_of_an_own_type() -> None:
     """They vanished in float16 beside scales that are small as well."""
     small = TType("small_of_blocks", 4, lambda code, ops: (ops.cast(code, "float32") - 8.0) * 2.0**-16)
     weight = group_scaled(register_type(small).name, 64).name
-    result, error = graphs.run_quantized(graphs.rmsnorm_matmul(4, 256, 64, 64, 64, weight), QUANTIZED[0])
-    assert not result.findings, result.report()
-    assert error <= BOUND["float16"]
+    require_quantized(graphs.rmsnorm_matmul(4, 256, 64, 64, 64, weight), QUANTIZED[0])
 
 
 def test_several_quantized_weights() -> None:
@@ -265,9 +257,7 @@ def test_several_quantized_weights() -> None:
         graphs.lora(3, 512, 64, 16, 64, 128, weight),
     ):
         plan = replace(schedule, copies="lanes") if len(case.graph.inputs) == 4 else schedule
-        result, error = graphs.run_quantized(case, plan)
-        assert not result.findings, result.report()
-        assert error <= BOUND["float16"]
+        require_quantized(case, plan)
 
 
 REFUSED = {
