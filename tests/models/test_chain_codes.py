@@ -54,7 +54,7 @@ def of_type(array: Any, name: str) -> torch.Tensor:
         return torch.from_numpy(array.astype(KINDS[name]).view(np.uint8)).view(TORCH[name])
 
 
-@pytest.mark.parametrize("target", (*TARGETS, "cuda/sm_80"))
+@pytest.mark.parametrize("target", [*TARGETS, "cuda/sm_80"])
 @pytest.mark.parametrize("columns", [1, 32])
 def test_float32_becomes_the_nearest_code(target: str, columns: int) -> None:
     x = numbers().reshape(-1, columns)
