@@ -11,7 +11,7 @@ from ladder.partition.subgraphs import Subgraph
 FLOATS8 = ("fp8_e4m3", "fp8_e5m2")
 """Types of elements that kernels of chains convert and move, and do not compute with."""
 
-MOVES_CODES = ("input", "convert", "broadcast", "concat", "reshape", "slice", "transpose")
+MOVES_CODES = ("input", "convert", "broadcast", "concat", "put", "reshape", "slice", "transpose")
 """Operators that read or make them."""
 
 ELEMENTS = (

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 import torch
 from chain_targets import TARGETS, TORCH, run_chain
+from test_gpu_chains import simulated
 
 import ladder
 from ladder.frontend.importer import saturates
 from ladder.ir import Graph, GraphBuilder
+from ladder.lower.chain import emit_chain
+from targets import get_device
 
 KINDS = {"fp8_e4m3": ml_dtypes.float8_e4m3fn, "fp8_e5m2": ml_dtypes.float8_e5m2}
 
@@ -129,6 +132,46 @@ def test_vectors_of_codes_are_read_and_written(target: str, kind: str, columns: 
     got, twice = run_chain(graph, (codes, x), target)
     assert_same(got, codes.float() * x - codes.float().amax(1, keepdim=True))
     assert torch.equal(twice, (codes.int() + codes.int().abs()).to(TORCH[kind]))
+
+
+@pytest.mark.parametrize("target", [target for target in TARGETS if target != "cpu"])
+@pytest.mark.parametrize("size", [16, 5])
+def test_rows_of_codes_are_put_into_caches(target: str, size: int) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 3, size)).astype(np.float32)
+    g = GraphBuilder("chain")
+    given, ids = g.input("x", "float32", x.shape), g.input("ids", "int64", (3,))
+    base = g.input("base", "fp8_e4m3", (2, 8, size))
+    graph = g.finish(g.add("put", base, ids, g.add("convert", given, type="fp8_e4m3"), axis=1))
+    cache = np.arange(16 * size, dtype=np.uint8).reshape(2, 8, size)
+    got = cache.view(KINDS["fp8_e4m3"]).copy()
+    result = simulated(
+        emit_chain(graph, get_device(target), "chain"), target, [x, np.array([-3, 0, 20]), got], (2,)
+    )
+    assert {finding.kind for finding in result.findings} <= {"unwritten"}, result.report()
+    cache[:, [5, 0]] = x.astype(KINDS["fp8_e4m3"]).view(np.uint8)[:, :2]  # the third lies beyond the end
+    assert np.array_equal(got.view(np.uint8), cache)
+
+
+def test_caches_of_codes_are_written_in_place() -> None:
+    class Cache(torch.nn.Module):
+        rows: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(1, 16, 8).to(torch.float8_e4m3fn))
+
+        def forward(self, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+            self.rows[:, position] = x.to(torch.float8_e4m3fn)
+            return self.rows.float().sum(1)
+
+    ours, theirs = Cache(), Cache()
+    fast = ladder.compile(ours)
+    with torch.no_grad():
+        for at in range(4):
+            x, position = torch.randn(1, 1, 8), torch.tensor([at])
+            torch.testing.assert_close(fast(x, position), theirs(x, position))
+            assert_same(ours.rows, theirs.rows)
+    assert "operator by operator" not in fast.plan()
 
 
 def test_programs_that_convert_are_whole() -> None:
