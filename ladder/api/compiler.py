@@ -148,7 +148,7 @@ class Compiler:
         if branches(module):
             return Branching(module, examples, self)
         place, opened = place_of(module, examples), module.meta.get("open", examples)
-        if place is None:
+        if place is None or not any(node.op.startswith("call") for node in module.graph.nodes):
             return run_as_is(module, examples)
         copies = place.type == "cuda" and has_room(examples, place)
         packed_for = target_of(place) if copies else ""

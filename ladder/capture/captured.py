@@ -150,8 +150,8 @@ class Captured(Store):
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
         require_callable(run_as_is if backend is None else backend, "backend must be a function")
         super().__init__(function, run_as_is if backend is None else backend)
-        self.within: Captured | None = None
-        """What captures calls of a module by its own methods."""
+        self.inside: dict[torch.nn.Module, Captured] = {}
+        """What captures calls of a module by its own methods, and of those to which they pass a call on."""
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of a module; in its methods, such as ``generate``, its calls are captured."""
@@ -160,7 +160,7 @@ class Captured(Store):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; one that only the module has is set there."""
         own = self.__dict__
-        there = "within" in own and name not in own and isinstance(self.function, torch.nn.Module)
+        there = "inside" in own and name not in own and isinstance(self.function, torch.nn.Module)
         if there and hasattr(self.function, name):
             setattr(self.function, name, value)
         else:
@@ -186,20 +186,25 @@ class Captured(Store):
         return Captured(function, self.backend)
 
     @property
+    def within(self) -> Captured | None:
+        """What captures calls of a module by its own methods, if any has run."""
+        return next((each for module, each in self.inside.items() if module is self.function), None)
+
+    @property
     def records(self) -> list[Record]:
         """All records, those of the entry first."""
-        return [*super().records, *(self.within.records if self.within is not None else ())]
+        return [*super().records, *(record for each in self.inside.values() for record in each.records)]
 
     def totals(self) -> tuple[int, int, float]:
         """Return what `Store.totals` does, calls of a module by its own methods included."""
-        recorded, eager, seconds = super().totals()
-        more = (0, 0, 0.0) if self.within is None else self.within.totals()
-        return recorded + more[0], eager + more[1], seconds + more[2]
+        counts = [super().totals(), *(each.totals() for each in self.inside.values())]
+        recorded, eager, seconds = zip(*counts, strict=True)
+        return sum(recorded), sum(eager), sum(seconds)
 
     @property
     def outcome(self) -> str:
         """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (nothing recorded yet)."""
-        found = {super().outcome, self.within.outcome if self.within is not None else "new"}
+        found = {super().outcome, *(each.outcome for each in self.inside.values())}
         return next(each for each in ("eager", "split", "whole", "new") if each in found)
 
     @beside_torch_compile
@@ -300,8 +305,7 @@ class Captured(Store):
 
     def explain(self, *, guards: bool = False) -> str:
         """Return what was captured, where its graph broke and why; with ``guards`` what each guard checks."""
-        within = [] if self.within is None else [explain(self.within, guards=guards)]
-        return "\n".join([explain(self, guards=guards), *within])
+        return "\n".join(explain(each, guards=guards) for each in (self, *self.inside.values()))
 
 
 def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:

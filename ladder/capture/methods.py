@@ -1,7 +1,8 @@
 """Attributes of a function under capture: those of the function, and of a module its methods too.
 
 While a method of a module runs, as ``generate`` does, calls of the module go to records: the method itself
-runs as it is, with a captured ``forward`` in place of the module's own.
+runs as it is, with a captured ``forward`` in place of the module's own. So do calls of modules to which it
+may pass its own call on, as PEFT's models do: those inside of it that have another method of that name.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FunctionType, MethodType
 from typing import Any, Protocol
 
@@ -21,10 +22,10 @@ _NAMES = frozenset({"__name__", "__qualname__"})
 
 
 class Capturing(Protocol):
-    """A function under capture, and (`within`) what captures calls of a module by its own methods."""
+    """A function under capture, and (`inside`) what captures calls of modules by methods of the function."""
 
     function: Callable[..., Any]
-    within: Any
+    inside: Any
 
     def beside(self, function: Callable[..., Any]) -> Any:
         """Return another function under capture."""
@@ -60,24 +61,41 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 def _method(captured: Capturing, method: Any) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _captured_forward(captured, method.__self__):
+        with ExitStack() as replaced:
+            for module in (method.__self__, *_passed_to(method.__self__, method.__func__)):
+                replaced.enter_context(_captured_forward(captured, module))
             found = method(*args, **kwargs)
         return captured if found is method.__self__ else found
 
     return call
 
 
+def _passed_to(module: torch.nn.Module, method: Any) -> list[torch.nn.Module]:
+    """Return the outermost modules inside of one that have another method of the name of its own."""
+    name = getattr(method, "__name__", "")
+    found = dict[torch.nn.Module, None]()
+    waiting = [] if hasattr(torch.nn.Module, name) else [*module.children()]
+    while waiting:
+        child = waiting.pop()
+        other = getattr(type(child), name, method)
+        if other is method:
+            waiting += child.children()
+        else:
+            found[child] = None
+    return [*found]
+
+
 @contextmanager
 def _captured_forward(captured: Capturing, module: torch.nn.Module) -> Iterator[None]:
     """Let calls of a module be captured."""
-    own = module.__dict__
-    if own.get(_FORWARD) is captured.within and captured.within is not None:
+    own, known = module.__dict__, captured.inside.get(module)
+    if known is not None and own.get(_FORWARD) is known:
         yield
         return
     before = [own[_FORWARD]] if _FORWARD in own else []
-    if captured.within is None:
-        captured.within = captured.beside(module.forward)
-    own[_FORWARD] = captured.within
+    if known is None:
+        known = captured.inside[module] = captured.beside(module.forward)
+    own[_FORWARD] = known
     try:
         yield
     finally:

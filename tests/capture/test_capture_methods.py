@@ -73,3 +73,34 @@ def test_an_error_leaves_the_module_as_it_was() -> None:
     assert "forward" not in vars(model)
     with pytest.raises(AttributeError, match="no attribute 'generate'"):
         _ = capture(len).generate
+
+
+class Wrapped(nn.Module):
+    """Passes calls on to another module, as models with adapters do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.base = nn.ModuleDict({"model": model})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.base["model"](x)
+        return y
+
+    def generate(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.base["model"].generate(x * 2)
+        return y
+
+
+def test_methods_that_pass_calls_on_call_what_is_captured() -> None:
+    model, x = Wrapped(Stepper()), torch.randn(2, 4)
+    fast = capture(model)
+    expected = model.generate(x)
+    for _ in range(2):
+        assert torch.equal(fast.generate(x), expected)
+    inner = fast.inside[model.base["model"]]
+    assert (fast.outcome, len(fast.records), inner.calls["recorded"]) == ("whole", 1, 1)
+    assert "Stepper.forward: whole" in fast.explain()
+    assert torch.equal(fast(x), model(x))
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert fast.eval() is fast
+    assert len(fast.inside) == 2

@@ -206,8 +206,16 @@ def test_parameters_are_told_whether_they_have_gradients() -> None:
     assert len(fast.compiler.built) == 2
 
 
-def test_nothing_is_refused_where_there_are_no_tensors() -> None:
-    module = torch.fx.symbolic_trace(lambda: ())
+def test_nothing_is_refused_where_nothing_is_computed() -> None:
     compiler = Compiler()
-    assert compiler(module, [])() == ()
+    assert compiler(torch.fx.symbolic_trace(lambda: ()), [])() == ()
+    weight = nn.Parameter(torch.ones(2))
+    with torch.no_grad():
+        compiler(torch.fx.symbolic_trace(told), [weight])(weight)
+    assert not weight.requires_grad
     assert not compiler.refused
+
+
+def told(weight: Tensor) -> tuple[()]:
+    weight.requires_grad_(False)
+    return ()
