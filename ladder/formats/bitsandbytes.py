@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.formats.bits import swapped_nibbles
 from ladder.formats.files import parse_json, require_shape
-from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Shape
+from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Rule, Shape
 from tile_types import QuantizedTensor, get_type
 from tile_types.packing import pack_codes, unpack_codes
 
@@ -85,10 +85,10 @@ def read_four_bit(layer: Layer) -> QuantizedTensor:
     return QuantizedTensor(ttype, (n, k), octets.view(n, -1), (1, width), **fields)
 
 
-def four_bit_rule(layer: Layer) -> tuple[str, str]:
+def four_bit_rule(layer: Layer) -> Rule:
     """Return the type that the tool decodes to, which is that of the weight that was quantized."""
     stated = state_of(layer)[1].get("dtype")
-    return stated if stated in SCALES else "float32", "once"
+    return Rule(stated) if stated in SCALES else Rule()
 
 
 def _require_table(layer: Layer, suffix: str, expected: torch.Tensor) -> None:

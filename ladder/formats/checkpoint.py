@@ -32,7 +32,7 @@ from ladder.formats.beside import (
 )
 from ladder.formats.files import Arrays, MappedFile, Stored, read_json, read_safetensors, read_shards, require
 from ladder.formats.gguf import SPLIT, read_gguf
-from ladder.formats.layer import AUTO_ROUND, GENERIC, SCALES, Format, Layer, Loaded, Shape
+from ladder.formats.layer import AUTO_ROUND, GENERIC, SCALES, Format, Layer, Loaded, Rule, Shape
 from ladder.formats.pickled import read_pickled
 from ladder.runtime.threads import kernels_alone
 from tile_types.errors import (
@@ -220,12 +220,12 @@ class Checkpoint(Mapping[str, "Loaded"]):
         if isinstance(loaded, torch.Tensor):
             return loaded if dtype is None else loaded.to(dtype)
         matrices = loaded if isinstance(loaded, tuple) else (loaded,)
-        values = self._guarded(name, lambda: [_as_tool(*self.rule(name), matrix) for matrix in matrices])
+        values = self._guarded(name, lambda: [_as_tool(self.rule(name), matrix) for matrix in matrices])
         result = (torch.stack(values) if len(values) > 1 else values[0]).view(self.entry(name).shape)
         return result if dtype is None else result.to(dtype)
 
-    def rule(self, name: str) -> tuple[str, str]:
-        """Return type and rounding of the tool's own dequantization of a quantized tensor: see `Format`."""
+    def rule(self, name: str) -> Rule:
+        """Return how the tool itself dequantizes a quantized tensor."""
         form, layer = self.layers[name]
         return form.rule(layer)
 
@@ -245,10 +245,12 @@ class Checkpoint(Mapping[str, "Loaded"]):
             ) from error
 
 
-def _as_tool(dtype: str, rounding: str, matrix: QuantizedTensor) -> torch.Tensor:
+def _as_tool(rule: Rule, matrix: QuantizedTensor) -> torch.Tensor:
+    import torch
+
     own = matrix.scale_type if matrix.scale_type in ("float16", "bfloat16", "float32") else "bfloat16"
-    found: torch.Tensor = matrix.dequantize(own if dtype == "scale" else dtype, rounding)
-    return found
+    found: torch.Tensor = matrix.dequantize(own if rule.dtype == "scale" else rule.dtype, rule.rounding)
+    return found.to(getattr(torch, rule.result)) if rule.result else found
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:

@@ -393,8 +393,8 @@ NVFP4 = Format(
     methods=(*METHOD, *AUTO_ROUND),
     parts=(".weight_scale",),
     optional=(".weight_global_scale",),
-    dtype="float32",
     rounding="scales_first",
+    converted="bfloat16",
     doc="compressed-tensors nvfp4: scales divided by the global one",
 )
 EIGHT = Format(

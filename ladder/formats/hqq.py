@@ -17,8 +17,17 @@ if TYPE_CHECKING:
     import torch
 
 
-PACKING = {8: ("uint8", 1), 4: ("uint8", 2), 3: ("int32", 10), 2: ("uint8", 4), 1: ("uint8", 8)}
+PACKING = {
+    **dict.fromkeys((8, 6, 5), ("uint8", 1)),
+    4: ("uint8", 2),
+    3: ("int32", 10),
+    2: ("uint8", 4),
+    1: ("uint8", 8),
+}
 """Bits of a code -> storage type, codes in one; the first code has the highest bits."""
+
+TERNARY = 1.58
+"""What is stored as the bits of three values, packed as those of 2 bits are."""
 
 NAMES = ("scale", "zero", "shape", "nbits", "group_size", "axis", "view_as_float", "packing", "channel_wise")
 FURTHER = ("unpack_view_dtype", "quant_scale", "quant_zero", "compute_dtype", "offload_meta", "optimize")
@@ -37,8 +46,9 @@ def shape(layer: Layer) -> Shape:
 def read(layer: Layer) -> QuantizedTensor | torch.Tensor:
     """Read a layer; groups along the first axis have no form in kernels, so it is dequantized then."""
     n, k = shape(layer)
-    bits, axis = (int(layer.number(part, *COUNTS)) if part in layer else 1 for part in (".nbits", ".axis"))
-    layer.require(bits in PACKING, f"{bits} bits")
+    stated = round(layer.number(".nbits", *COUNTS, "float32"), 2)
+    layer.require(stated in (*PACKING, TERNARY), f"{stated:g} bits")
+    bits, axis = math.ceil(stated), int(layer.number(".axis", *COUNTS)) if ".axis" in layer else 1
     layer.require(axis in (0, 1), f"axis {axis}")
     layer.require_type(".scale", *SCALES)
     layer.require_type(".zero", layer[".scale"].dtype)
@@ -79,6 +89,8 @@ def unpacked(layer: Layer, bits: int, extents: tuple[int, int]) -> torch.Tensor:
         words.ndim == 2 and words.shape[1] == columns and words.shape[0] == -(-rows // slots),
         f"W_q has the shape {list(words.shape)} for {rows} x {columns} codes of {bits} bits",
     )
+    wide = slots == 1 and bool((words >> bits).any())
+    layer.require(not wide, f"codes of more than {bits} bits")
     parts = [words >> bits * (slots - 1 - slot) & (1 << bits) - 1 for slot in range(slots)]
     return torch.cat(parts)[:rows].to(torch.uint8)
 

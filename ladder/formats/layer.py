@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 from ladder.formats.files import MOST_TEXT, Stored, require
 from tile_types.errors import CheckpointError
@@ -115,6 +115,19 @@ AUTO_ROUND = ("auto-round", "intel/auto-round")
 """What AutoRound calls its method, whatever format it stores."""
 
 
+class Rule(NamedTuple):
+    """How a tool's own dequantization computes.
+
+    dtype, rounding: `QuantizedTensor.dequantize` with these gives its bits; ``"scale"`` is the type of the
+        scales.
+    result: What these values are converted to after; empty if they stay.
+    """
+
+    dtype: str = "float32"
+    rounding: str = "once"
+    result: str = ""
+
+
 @dataclass(frozen=True)
 class Format:
     """How a tool stores quantized tensors.
@@ -126,9 +139,8 @@ class Format:
     fits: Whether the arrays are of this format, judged by types, shapes and configuration alone.
     shape: Extents of the tensor, from the same.
     read: The tensor.
-    dtype, rounding: How the tool's own dequantization computes: `QuantizedTensor.dequantize` with these gives
-        its bits; ``"scale"`` is the type of the scales.
-    tool: What a stored tensor itself says of these two, if the format keeps it.
+    dtype, rounding, converted: How the tool's own dequantization computes, see `Rule`.
+    tool: What a stored tensor itself says of these, if the format keeps it.
     doc: One line.
     """
 
@@ -143,17 +155,18 @@ class Format:
     result: str = ".weight"
     dtype: str = "float32"
     rounding: str = "once"
+    converted: str = ""
     rename: Callable[[str], str] | None = None
-    tool: Callable[[Layer], tuple[str, str]] | None = None
+    tool: Callable[[Layer], Rule] | None = None
     doc: str = ""
 
     def name_of(self, prefix: str) -> str:
         """Return the tensor's name from that of its arrays without the suffix."""
         return self.rename(prefix) if self.rename is not None else prefix + self.result
 
-    def rule(self, layer: Layer) -> tuple[str, str]:
-        """Return ``dtype`` and ``rounding`` of a stored tensor."""
-        return (self.dtype, self.rounding) if self.tool is None else self.tool(layer)
+    def rule(self, layer: Layer) -> Rule:
+        """Return how a stored tensor is dequantized."""
+        return Rule(self.dtype, self.rounding, self.converted) if self.tool is None else self.tool(layer)
 
 
 def group_of(layer: Layer, columns: int, groups: int, stated: int | None = None) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.formats.files import parse_json, require_shape
-from ladder.formats.layer import Format, Layer, Shape
+from ladder.formats.layer import SCALES, Format, Layer, Rule, Shape
 from tile_types import QuantizedTensor
 from tile_types.quantized import ROUNDINGS
 
@@ -24,12 +24,14 @@ def description(layer: Layer) -> dict[str, Any]:
     return parse_json(layer.text(KEY), f"{layer.name}: its description")
 
 
-def tool(layer: Layer) -> tuple[str, str]:
-    """Return type and rounding of the dequantization of the tool that made a tensor, see `Format`."""
-    dtype, _, rounding = layer.metadata.get(layer.name, "scale once").partition(" ")
-    known = dtype in ("scale", "float16", "bfloat16", "float32") and rounding in ROUNDINGS
-    layer.require(known, f"the metadata say that it is dequantized by {dtype!r}, {rounding!r}")
-    return dtype, rounding
+def tool(layer: Layer) -> Rule:
+    """Return how the tool that made a tensor dequantizes it."""
+    text = layer.metadata.get(layer.name, "scale once")
+    dtype, _, others = text.partition(" ")
+    rounding, _, result = others.partition(" ")
+    known = dtype in ("scale", *SCALES) and rounding in ROUNDINGS and result in ("", *SCALES)
+    layer.require(known, f"the metadata say that it is dequantized by {text[:80]!r}")
+    return Rule(dtype, rounding, result)
 
 
 def shape(layer: Layer) -> Shape:

@@ -50,7 +50,9 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
             octets = _octets(array)
             header[name] = _entry(name, array, at, at + len(octets))
             if source in checkpoint.layers and name.endswith(KEY):
-                header["__metadata__"][name.removesuffix(KEY)] = " ".join(checkpoint.rule(source))
+                header["__metadata__"][name.removesuffix(KEY)] = " ".join(
+                    filter(None, checkpoint.rule(source))
+                )
             at += file.write(octets)
         text = json.dumps(header, ensure_ascii=False).encode()
         require(len(text) <= room, f"the header of {path} takes {len(text)} bytes, not {room}")

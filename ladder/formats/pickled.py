@@ -1,7 +1,11 @@
-"""Files that torch wrote (``.pt``, ``.bin``), as data: tensors and plain values, no code."""
+"""Files that torch wrote (``.pt``, ``.bin``), as data: tensors and plain values, no code.
+
+Tensors of torchao are read where that is imported, which tells torch of its classes.
+"""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,13 +54,33 @@ def read_pickled(path: Path) -> Arrays:
     file = MappedFile(path)
     archived = file.memory[: len(ARCHIVE)] == ARCHIVE
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=archived)
+        with warnings.catch_warnings():  # of other protocols, which the error says if they are not read
+            warnings.simplefilter("ignore", UserWarning)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=archived)
     except Exception as error:  # the unpickler may raise anything at damaged data
         raise CheckpointError(f"{path} is no file of plain tensors: {_reason(error)}") from error
     require(isinstance(content, dict), f"{path} holds a {type(content).__name__}, not tensors by name")
+    content, described = _taken_apart(content)
     stored: dict[str, Stored] = {}
     _flatten(file, content, "", stored, 0)
-    return Arrays(stored, {})
+    return Arrays(stored, described)
+
+
+def _taken_apart(content: dict[Any, Any]) -> tuple[dict[Any, Any], dict[str, str]]:
+    """Return tensors of torchao, which the unpickler knows once that is imported, as torchao flattens them.
+
+    Returns: Arrays by name, and what the header of a safetensors file would say of them.
+    """
+    if not any(type(value).__module__.startswith("torchao.") for value in content.values()):
+        return content, {}
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    tensors = {name: value for name, value in content.items() if hasattr(value, "shape")}
+    try:
+        arrays, described = flatten_tensor_state_dict(tensors)
+        return arrays, {name: str(text) for name, text in described.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"torchao cannot flatten its tensors: {error}") from error
 
 
 def _flatten(file: MappedFile, value: Any, name: str, stored: dict[str, Stored], depth: int) -> None:
@@ -80,7 +104,8 @@ def _reason(error: Exception) -> str:
     text = next(refused, lines[0] if lines else type(error).__name__)
     if isinstance(error, KeyError) or text.endswith(":"):  # no more than a number, or nothing
         return "it is damaged, or torch did not write it"
-    return text.partition(". Please")[0][:200]
+    hint = " (import torchao first)" if " torchao." in text else ""
+    return text.partition(". Please")[0][:200] + hint
 
 
 def _held(file: MappedFile, name: str, array: torch.Tensor) -> ArrayInMemory:
@@ -88,6 +113,8 @@ def _held(file: MappedFile, name: str, array: torch.Tensor) -> ArrayInMemory:
     import torch
 
     where = f"{file.path}: {name!r}"
+    kind = type(array)
+    require(kind in (torch.Tensor, torch.nn.Parameter), f"{where} is a {kind.__name__}, which is not read")
     dense = array.layout == torch.strided and array.device.type == "cpu" and not array.is_nested
     require(dense, f"{where} is no dense tensor with values")
     fits = array.nbytes <= max(file.size, MOST_TEXT)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.formats.bits import by_rows
 from ladder.formats.files import parse_json
-from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Shape, of_block_type
+from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Rule, Shape, of_block_type
 from tile_types import QuantizedTensor, get_type
 from tile_types.errors import CheckpointError
 from tile_types.packing import pack_codes
@@ -290,6 +290,13 @@ def nvfp4(layer: Layer, data: dict[str, Any]) -> QuantizedTensor:
     return of_block_type("nvfp4", (n, k), layer.tensor("_qdata").view(torch.uint8), scale, factor)
 
 
+def rule(layer: Layer) -> Rule:
+    """Return how a tensor is dequantized: to the type of the weight that was quantized."""
+    data = attributes(layer)[1]
+    stated = named(data.get("dtype")) or named(data.get("orig_dtype"))
+    return Rule("float32", "scales_first", stated if stated in SCALES else "")
+
+
 ACTIVATIONS = (
     *("_act_scale", "_act_zero_point", "_act_quant_scale", "_act_quant_zero_point"),
     *("_act_per_tensor_scale", "_output_act_quant_scale"),
@@ -316,7 +323,7 @@ FORMAT = Format(
     parts=("_scale",),
     optional=("_zero_point", "_per_tensor_scale", "_act_pre_scale", *ACTIVATIONS),
     rename=rename,
-    rounding="scales_first",
+    tool=rule,
     doc="torchao's safetensors: Int8, IntxUnpackedToInt8, Int4, Float8, MX, NVFP4",
 )
 

@@ -323,7 +323,7 @@ def gptqmodel_fp8(method: str, kind: str = "float8_e4m3fn", block: tuple[int, in
     return arrays, {key: config[key] for key in config if key != "meta"}, {"layer.weight": own}
 
 
-def hqq(bits: int, *, axis: int = 1, dtype: Any = torch.float16) -> Case:
+def hqq(bits: float, *, axis: int = 1, dtype: Any = torch.float16) -> Case:
     from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
 
     linear = torch.nn.Linear(K, N, bias=False)
@@ -530,7 +530,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "fp8_blocks_bytes": lambda: fp8_exponents(False),
     "fp8_blocks_fp4": lambda: fp8_exponents(True),
     "fp8_blocks_e8m0": lambda: fp8_blocks(torch.float8_e8m0fnu),
-    **{f"hqq_{bits}bit": lambda bits=bits: hqq(bits) for bits in (1, 2, 3, 4, 8)},
+    **{f"hqq_{bits}bit": lambda bits=bits: hqq(bits) for bits in (1, 2, 3, 4, 5, 6, 8)},
+    "hqq_ternary": lambda: hqq(1.58),
     "hqq_bfloat16": lambda: hqq(4, dtype=torch.bfloat16),
     "hqq_axis0": lambda: hqq(4, axis=0),
     **{f"mlx_{bits}bit": lambda bits=bits: mlx(bits) for bits in (2, 3, 4, 5, 6, 8)},

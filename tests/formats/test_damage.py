@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import struct
+import sys
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -185,10 +188,30 @@ def test_hostile_files_are_refused(what: str, tmp_path: Path) -> None:
     assert fails_well(path)
 
 
+def test_other_pickles_give_no_warning(tmp_path: Path) -> None:
+    (tmp_path / "bad.pt").write_bytes(pickle.dumps({"a": os.system}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ladder.CheckpointError):
+            ladder.load_checkpoint(tmp_path / "bad.pt")
+
+
 def test_tensors_of_gguf_follow_one_another(tmp_path: Path) -> None:
     path = tmp_path / "good.gguf"
     path.write_bytes(gguf_of(0, 32, 64))
     assert list(ladder.load_checkpoint(path)) == ["a", "b", "c"]
+
+
+def test_what_torchao_saved_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Classes that torch's unpickler does not know: the error says what to do."""
+    module = types.ModuleType("torchao.quantization")
+    module.Tile = type("Tile", (), {"__module__": module.__name__, "__qualname__": "Tile"})  # type: ignore[attr-defined]
+    with monkeypatch.context() as scope:
+        for name in ("torchao", module.__name__):
+            scope.setitem(sys.modules, name, module)
+        torch.save({"a": module.Tile()}, tmp_path / "model.pt")
+    with pytest.raises(ladder.CheckpointError, match="import torchao first"):
+        ladder.load_checkpoint(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("kind", ["method", "type", "shard"])

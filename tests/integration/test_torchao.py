@@ -107,3 +107,20 @@ def test_the_example_of_the_readme() -> None:
     names: dict[str, Any] = {}
     exec(block, names)
     assert any(isinstance(layer, ladder.Linear) for layer in names["model"].modules())
+
+
+@pytest.mark.parametrize("config", [Int8WeightOnlyConfig(version=2), Float8WeightOnlyConfig()])
+def test_state_dicts_that_torch_saved_are_read(config: Any, tmp_path: Path) -> None:
+    model = net(dtype=torch.bfloat16)
+    quantize_(model, config)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    checkpoint = ladder.load_checkpoint(tmp_path / "model.pt")
+    for layer in (0, 2):
+        assert isinstance(checkpoint[f"{layer}.weight"], ladder.QuantizedTensor)
+        values, wanted = checkpoint.dequantize(f"{layer}.weight"), model[layer].weight.dequantize()
+        assert values.dtype == wanted.dtype
+        assert torch.equal(values, wanted)
+    assert torch.equal(checkpoint["0.bias"], model[0].bias)
+    torch.save({"model": model.state_dict()}, tmp_path / "nested.pt")
+    with pytest.raises(ladder.CheckpointError, match="which is not read"):
+        ladder.load_checkpoint(tmp_path / "nested.pt")
