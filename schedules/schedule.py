@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
+from typing import Any
 
 from schedules.instructions import INSTRUCTIONS
 from schedules.transforms import Transform, Use, parse_transform
@@ -217,13 +218,25 @@ def parse_schedule(text: str) -> Schedule:
             raise ParseError("an empty text is no schedule")
         return TransformList(tuple(map(parse_transform, lines)))
     try:
-        call = ast.parse(f"f({match[2]})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        values = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
         kind: type[Schedule] = getattr(import_module(CLASSES[match[1]]), match[1])
-        return kind(**values)
-    except (SyntaxError, ValueError, TypeError, KeyError) as error:
-        raise ParseError(f"cannot parse schedule {text!r}: {error}") from error
+        return kind(**_fields_in(match[2], kind))
+    except (SyntaxError, ValueError, TypeError, KeyError, MemoryError, RecursionError) as error:
+        raise ParseError(
+            f"cannot parse schedule {text[:400]!r}: {error or 'it is nested too deep'}"
+        ) from error
+
+
+def _fields_in(text: str, kind: type[Schedule]) -> dict[str, Any]:
+    """Return the values of ``name=value, ...``; raises ValueError unless these are fields, each once."""
+    call = ast.parse(f"f({text})", mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise ValueError("it has other than named fields")
+    values = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    types = {field.name: field.type for field in fields(kind)}
+    wrong = [name for name, value in values.items() if type(value).__name__ != types.get(name)]
+    if wrong or len(values) < len(call.keywords):
+        raise ValueError(f"{wrong[0]} is no field of that type" if wrong else "a field occurs twice")
+    return values
 
 
 def parse_plan(text: str) -> Plan:
@@ -231,7 +244,7 @@ def parse_plan(text: str) -> Plan:
 
     Raises ParseError if the text is no plan.
     """
-    parts = re.split(r"^m<=(\d+):", text.strip(), flags=re.MULTILINE)
+    parts = re.split(r"^m<=(\d{1,18}):", text.strip(), flags=re.MULTILINE)
     if parts[0].strip() or len(parts) < 3:
         raise ParseError(f"not a plan: {text[:80]!r}; expected 'm<=LIMIT: schedule' for every range of M")
     limits, schedules = parts[1::2], parts[2::2]

@@ -228,7 +228,7 @@ class Place(Transform):
 
     def _check_w(self, program: TileProgram, loops: Sequence[Loop]) -> None:
         self.check(program.operand("w").tile.layout is not None, "map w to planes before")
-        ahead = re.fullmatch(r"prefetch [1-9]\d*", self.by) if self.level == "l2" else self.by == ""
+        ahead = re.fullmatch(r"prefetch [1-9]\d{0,5}", self.by) if self.level == "l2" else self.by == ""
         self.check(bool(ahead), "w goes to l2 by prefetch of some units, elsewhere by loads")
 
     def _copy(self, program: TileProgram, operand: Operand, loops: Sequence[Loop]) -> TileProgram:

@@ -22,7 +22,7 @@ from ladder.ir.program import (
     verify_program,
 )
 from schedules.cpu_policy import cpu_schedule, proposal, tile_program
-from schedules.schedule import TransformList, parse_plan, parse_schedule
+from schedules.schedule import GpuSchedule, TransformList, parse_plan, parse_schedule
 from schedules.transforms import TRANSFORMS, Map, Pad, Place, Slice, apply_all, parse_transform
 from targets import get_device
 from tile_types.errors import ParseError, ScheduleError, VerificationError
@@ -116,6 +116,15 @@ def test_transforms_are_refused_by_name(line: str) -> None:
     assert REFUSED[line].removeprefix(f"{line}: ") in str(caught.value)
 
 
+def test_lines_are_not_asked_for_too_far_ahead() -> None:
+    steps = SCHEDULE.transforms
+    packed = next(at for at, step in enumerate(steps) if isinstance(step, Map) and step.tile == "w")
+    program = apply_all(GRAPH, steps[: packed + 1], ZEN)
+    Place("w", "l2", "prefetch 999999").apply(program, ZEN)
+    with pytest.raises(ScheduleError, match="w goes to l2 by prefetch"):
+        Place("w", "l2", "prefetch 9999999").apply(program, ZEN)
+
+
 def test_registers_are_counted() -> None:
     wide = [
         str(step).replace("n by 16", "n by 128").replace("m by 16", "m by 16") for step in SCHEDULE.transforms
@@ -148,8 +157,24 @@ def test_every_transform_has_a_line_of_its_own() -> None:
         assert {"args", "rewrite", "checks"} <= {*map(str.strip, str(kind.__doc__).splitlines())}
 
 
-@pytest.mark.parametrize("text", ["slice m", "place", "slices n by 2 over loop", "GpuSchedule(", ""])
+FIELDS = "pipeline='mma', tile_m=16"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("slice m", "place", "slices n by 2 over loop", "GpuSchedule(", ""),
+        f"GpuSchedule(5, {FIELDS})",
+        f"GpuSchedule(x=1)({FIELDS})",
+        f"GpuSchedule({FIELDS}, tile_m=16)",
+        f"GpuSchedule({FIELDS}, warps=True)",
+        f"GpuSchedule({FIELDS}, warps=4.0)",
+        "GpuSchedule(1) + (2)",
+        pytest.param(f"GpuSchedule({'-' * 100_000}1)", id="deep"),
+    ],
+)
 def test_what_is_no_schedule_is_refused(text: str) -> None:
+    assert parse_schedule(f"GpuSchedule({FIELDS})") == GpuSchedule("mma", 16)
     with pytest.raises(ParseError):
         parse_schedule(text)
 
@@ -162,7 +187,8 @@ def test_plans_of_both_kinds_read_back() -> None:
     assert parse_plan(str(plan)) == plan
     assert [limit for limit, _ in plan.entries] == [4, 8]
     assert plan.schedule_for(3) == parse_schedule("slice m by 2 over loop\nuse fma for matmul")
-    for wrong in ("", "nonsense", "slice m by 2 over loop\nm<=4: use fma for matmul"):
+    endless = f"m<={'9' * 5000}: use fma for matmul"
+    for wrong in ("", "nonsense", "slice m by 2 over loop\nm<=4: use fma for matmul", endless):
         with pytest.raises(ParseError):
             parse_plan(wrong)
 
