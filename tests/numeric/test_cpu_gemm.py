@@ -262,6 +262,18 @@ def test_bytes_are_chosen_where_they_pay(
     assert {m: name == "avx512_vnni8" for m, name in found.items()} == chosen
 
 
+@pytest.mark.parametrize(
+    ("device", "group", "columns"),
+    [("avx512_bf16", 128, 16), ("avx512_bf16", 512, 16), ("avx512_bf16", 32, 128), ("amx", 128, 128)],
+)
+def test_one_row_of_int8_is_read_in_order_where_that_was_measured(
+    device: str, group: int, columns: int
+) -> None:
+    """One row block at a time, whose steps take partial sums in turn."""
+    gemm = Gemm(256, 512, "int4", "int8", "float32", group)
+    assert f"slice n by {columns} over threads" in str(cpu_schedule(gemm, get_device(f"cpu/{device}"), 1))
+
+
 @BYTES
 @pytest.mark.parametrize(
     ("weight", "group"), [("uint1", 16), ("int8", 65792 + 32), ("int3", 64), ("nf4", 64)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -20,6 +21,9 @@ from ladder.lower.skeletons.loopnest.digits import DigitActivations
 from ladder.lower.skeletons.loopnest.nest import At, Nest, offset_of
 from schedules.cpu_layout import LANES, UNIT
 from schedules.instructions import steps_in_16_bits
+
+CHAINS = 4
+"""Sums that a register tile needs at least: a multiply takes as many cycles as it starts in."""
 
 HALVES = 2 * LANES
 """Sums of 16 bits in a vector."""
@@ -45,9 +49,11 @@ class VectorNest(Nest):
             self.clear(fill, at)
             return at
         count = self.kernel.panels * self.width
-        sums = v.scratch(count * LANES, self.held)
+        sums = v.scratch(self.partial * count * LANES, self.held)
         for index in range(count):
             b.store(sums, self.beginning(at, index % self.width), v.lanes(index * LANES))
+        for index in range(count, self.partial * count):
+            b.store(sums, v.constant(0, self.held), v.lanes(index * LANES))
         return replace(at, tiles={**at.tiles, fill.target.name: sums})
 
     def beginning(self, at: At, row: int) -> Expr:
@@ -66,9 +72,15 @@ class VectorNest(Nest):
         """Sums of a column: one of each row, or of each digit of a row."""
         return self.kernel.rows
 
-    def place(self, panel: int, row: int) -> Expr:
-        """Return where sums of a panel lie; ``row`` counts rows, or their digits."""
-        return v.lanes((panel * self.width + row) * LANES)
+    @property
+    def partial(self) -> int:
+        """Partial sums of each sum, which steps take in turn: integers add in any order."""
+        count = self.kernel.panels * self.width
+        return 1 if self.held != "int32" else -(-CHAINS // count)
+
+    def place(self, panel: int, row: int, turn: int = 0) -> Expr:
+        """Return where sums of a panel lie; ``row`` counts rows, or their digits, ``turn`` partial sums."""
+        return v.lanes(((turn * self.kernel.panels + panel) * self.width + row) * LANES)
 
     @property
     def _begins_with_offset(self) -> bool:
@@ -129,23 +141,35 @@ class VectorNest(Nest):
                 position = at.unit * words_per_unit + step * words_per_step + part
                 for row in range(self.width):
                     word = kernel.x.word(at.block, position, row)
-                    self.multiply_word(product, at, row, word, [panel[part] for panel in weights])
+                    turn = (step * words_per_step + part) % self.partial
+                    self.multiply_word(product, at, row, word, [panel[part] for panel in weights], turn)
 
-    def multiply_word(self, product: Multiply, at: At, row: int, word: Expr, weights: list[Expr]) -> None:
+    def multiply_word(
+        self, product: Multiply, at: At, row: int, word: Expr, weights: list[Expr], turn: int
+    ) -> None:
         """Emit the products of one word of x with every panel."""
         x, sums = v.splat(b.bind(word) if self.kernel.panels > 1 else word), at.tiles[product.total]
         for panel, weight in enumerate(weights):
-            place = self.place(panel, row)
+            place = self.place(panel, row, turn)
             b.store(sums, INSTRUCTIONS[product.by](sums[place], weight, x), place)
 
     def add(self, add: AddGroup, at: At) -> None:
         """Emit the addition of a group for the whole register tile."""
+        self._fold(at.tiles[add.value])
         for panel in range(self.kernel.panels):
             numbers = self.numbers(add, at, panel)
             for row in range(self.kernel.rows):
                 place = v.lanes((panel * self.kernel.rows + row) * LANES)
                 value = self.sums_of(add, at, panel, row)
                 self.add_group(add, at.tiles[add.total], value, place, (at.block, at.group, row), numbers)
+
+    def _fold(self, sums: Any) -> None:
+        """Emit the additions of partial sums."""
+        for turn in range(1, self.partial):
+            for panel in range(self.kernel.panels):
+                for row in range(self.width):
+                    place = self.place(panel, row)
+                    b.store(sums, sums[place] + sums[self.place(panel, row, turn)], place)
 
     def sums_of(self, add: AddGroup, at: At, panel: int, row: int) -> Expr:
         """Return the sums of a row and panel in a group."""
@@ -161,6 +185,7 @@ class PairNest(VectorNest):
     """A kernel on vector registers whose products add in lanes of 16 bits, while that loses nothing."""
 
     starts_from_sums = False  # sixteen registers have no room for it
+    partial = 1
 
     def steps(self, product: Multiply, at: At, some: range) -> None:
         """Emit runs of steps, each with sums of 16 bits that are then added in 32."""
@@ -175,8 +200,11 @@ class PairNest(VectorNest):
                 place, found = v.lanes(number * LANES), pairs[v.lanes(number * HALVES, HALVES)]
                 b.store(sums, sums[place] + v.folded_pairs(found), place)
 
-    def multiply_word(self, product: Multiply, at: At, row: int, word: Expr, weights: list[Expr]) -> None:
+    def multiply_word(
+        self, product: Multiply, at: At, row: int, word: Expr, weights: list[Expr], turn: int
+    ) -> None:
         """Emit the sums of pairs of products of one word of x with every panel."""
+        del turn
         x, pairs = b.bind(v.splat(word)), at.tiles[product.total]
         for panel, weight in enumerate(weights):
             number = panel * self.kernel.rows + row
