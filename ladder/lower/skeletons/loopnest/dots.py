@@ -17,9 +17,10 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.byte_digits import ByteDigitActivations
+from ladder.lower.skeletons.loopnest.decode import units_ahead
 from ladder.lower.skeletons.loopnest.digits import DigitActivations
 from ladder.lower.skeletons.loopnest.nest import At, Nest, offset_of
-from schedules.cpu_layout import LANES, UNIT
+from schedules.cpu_layout import LANES, ROWS, UNIT
 from schedules.instructions import steps_in_16_bits
 
 CHAINS = 4
@@ -156,12 +157,21 @@ class VectorNest(Nest):
     def add(self, add: AddGroup, at: At) -> None:
         """Emit the addition of a group for the whole register tile."""
         self._fold(at.tiles[add.value])
+        if add.scale and self.kernel.panels == 1 and units_ahead(self.program):
+            self._prefetch_scales(add.scale, at)
         for panel in range(self.kernel.panels):
             numbers = self.numbers(add, at, panel)
             for row in range(self.kernel.rows):
                 place = v.lanes((panel * self.kernel.rows + row) * LANES)
                 value = self.sums_of(add, at, panel, row)
                 self.add_group(add, at.tiles[add.total], value, place, (at.block, at.group, row), numbers)
+
+    def _prefetch_scales(self, name: str, at: At) -> None:
+        """Emit the prefetch of what the next tile scales the group by: so few bytes form no stream."""
+        scales = self.args[name]
+        _, columns, size = scales.shape
+        place = (T.Cast("int64", at.group) * columns + (at.tile + 1) * ROWS) * size
+        v.prefetch(T.address_of(scales.view(-1)[place]))
 
     def _fold(self, sums: Any) -> None:
         """Emit the additions of partial sums."""
