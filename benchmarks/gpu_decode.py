@@ -84,9 +84,9 @@ def cases(weights: Sequence[str]) -> Iterator[Case]:
 def emit(case: Case, device: Any, name: str) -> Any:
     """Emit a kernel: ``words[TILES, words], operands[4], out[threads]``."""
     from ladder.lower import builder as b
-    from ladder.lower.gpu.decode import load_order
+    from ladder.lower.gpu.decode import GroupValues, load_order
     from ladder.lower.gpu.emission import SharedTable
-    from ladder.lower.gpu.instructions import emit_step, select_step
+    from ladder.lower.gpu.instructions import select_step
 
     decoder = case.decoder(device)
     step = select_step(device, case.activation)
@@ -120,11 +120,11 @@ def emit(case: Case, device: Any, name: str) -> Any:
                 targets = [own[at + i] for i in range(width)]
                 b.ptx(f"ld.global{'' if width == 1 else f'.v{width}'}.u32", *targets, source)
                 at += width
-            scales = (other[2], other[3]) if scaled else None
-            decoder.registers(own, 0, decoder.lane, registers, 0, scales, None, table)
+            values = GroupValues((other[2], other[3]) if scaled else None)
+            decoder.registers(own, range(decoder.lane), registers, 0, values, table)
             for first in range(0, decoder.lane, 4):
                 weights = [registers[first + i] for i in range(4)]
-                emit_step(step, decoder.operand, sums, 0, weights, [other[0], other[1]])
+                step.emit(decoder.operand, sums, 0, weights, [other[0], other[1]])
         total = sums[0]
         for i in range(1, step.lanes.accumulators):
             total = total + sums[i]

@@ -19,7 +19,7 @@ from ladder.lower.blocks.threads import Threads
 from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.cuda.functions import LOG2_E, exponential, special
 from ladder.lower.gpu.decode import Decoder, make_decoder
-from ladder.lower.gpu.instructions import emit_step, select_step
+from ladder.lower.gpu.instructions import select_step
 from targets import TileDevice
 
 RESIDENT_BLOCKS = 1
@@ -162,7 +162,7 @@ class CudaBlocks(BlockDialect):
         return [self.pack(part[2 * i], part[2 * i + 1], dtype) for part in fragments for i in range(2)]
 
     def multiply(self, sums: Any, at: int, a: Sequence[Expr], second: Sequence[Expr]) -> None:
-        emit_step(self.instruction, "", sums, at, list(a), list(second))
+        self.instruction.emit("", sums, at, list(a), list(second))
 
     # ---- packed weights ------------------------------------------------------------------------------
     def decoder(self, gemm: Gemm) -> Decoder:

@@ -19,7 +19,7 @@ from ladder.lower.cuda.activations import SPAN_CHUNKS, SpanLoader
 from ladder.lower.cuda.gemv_place import Warp
 from ladder.lower.cuda.gemv_spec import Spec
 from ladder.lower.gpu.accumulators import ONES
-from ladder.lower.gpu.instructions import STEP_COLUMNS, emit_step
+from ladder.lower.gpu.instructions import STEP_COLUMNS
 from schedules.footprint import X_BUFFERS, X_SUMS
 
 
@@ -53,7 +53,7 @@ class OffsetSums:
                 loader.load(x, [], block * STEP_COLUMNS, at, loaded)
                 for step in range(2):
                     operands = [loaded[2 * step], loaded[2 * step + 1]]
-                    emit_step(self.step, operand, sums, 0, [one] * 4, operands)
+                    self.step.emit(operand, sums, 0, [one] * 4, operands)
             with b.when(lane < 4):  # all weight rows are alike
                 at = buffer * X_SUMS + tile * self.tile_m + block * STEP_COLUMNS
                 for i in range(2):

@@ -17,7 +17,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.groups import NOTHING_LEFT, Correction, GroupRegisters, Groups
-from ladder.lower.gpu.instructions import MatrixStep, emit_step
+from ladder.lower.gpu.instructions import MatrixStep
 from schedules.layouts import TILE
 
 SUM_TILES = 4
@@ -146,7 +146,7 @@ class Accumulators:
     def multiply(self, fragment: int, a: list[Expr], operands: list[Expr]) -> None:
         """Emit one step into a fragment."""
         start = self._start(fragment)
-        emit_step(self.step, self.weight, self.partial, fragment * self.width, a, operands, start)
+        self.step.emit(self.weight, self.partial, fragment * self.width, a, operands, start)
 
     def add_x(self, m_block: int, a: list[Expr], operands: list[Expr]) -> None:
         """Emit the sum of x over one step, where sums of x are needed; ``a`` as for `multiply`."""
@@ -157,7 +157,7 @@ class Accumulators:
                 None if x is None or (spared and register % 2) else T.uint32(ONES[self.weight])
                 for register, x in enumerate(a)
             ]
-            emit_step(self.step, self.weight, self.x_sums, m_block * self.width, ones, operands)
+            self.step.emit(self.weight, self.x_sums, m_block * self.width, ones, operands)
 
     def flush(self, m_block: int, granule: int, group_registers: list[GroupRegisters]) -> None:
         """Emit the flushes of a block along M's fragments with a granule's scales, and clear the sums."""

@@ -160,10 +160,34 @@ class MatrixStep:
         """Elements along K of one step."""
         return STEP_BYTES // self.element_bytes
 
+    def emit(
+        self,
+        weight: str,
+        acc: Any,
+        first: int,
+        a: list[Expr],
+        b: list[Expr],
+        start: list[Expr] | None = None,
+    ) -> None:
+        """Emit ``acc[first:] += a · b`` for one step, or ``= start + a · b``.
+
+        weight: Operand type that the weights were decoded to (fp8 types may differ from the activation's).
+        acc: Local buffer of the type ``carrier``.
+        first: First of ``lanes.accumulators`` registers.
+        a, b: Four and two uint32 registers; None in ``a`` marks registers that take no part.
+        start: Accumulators to begin with, for steps of one instruction.
+        """
+        for issue in self.issues:
+            if all(a[i] is None for i in issue.a):
+                continue
+            totals = [first + i for i in issue.accumulators]
+            weights = [_zero() if a[i] is None else a[i] for i in issue.a]
+            self.perform(weight, acc, totals, weights, _activations(issue, a, b), start)
+
     def perform(
         self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], b: list[Expr], start: Any
     ) -> None:
-        """Emit one instruction into registers ``totals`` of ``acc``; the rest as for `emit_step`."""
+        """Emit one instruction into registers ``totals`` of ``acc``; the rest as for `emit`."""
         from ladder.lower import builder
 
         sums = [acc[i] for i in totals]
@@ -219,32 +243,6 @@ def select_step(device: TileDevice, activation: str) -> MatrixStep:
         f"{device.name} has no tensor core for {activation} activations; it takes {have},"
         f" and {activation} needs {devices[0]} or newer"
     )
-
-
-def emit_step(
-    step: MatrixStep,
-    weight: str,
-    acc: Any,
-    acc_first: int,
-    a: list[Expr],
-    b: list[Expr],
-    start: list[Expr] | None = None,
-) -> None:
-    """Emit ``acc[acc_first:] += a · b`` for one step, or ``= start + a · b``.
-
-    step: The instructions.
-    weight: Operand type that the weights were decoded to (fp8 types may differ from the activation's).
-    acc: Local buffer of ``step.carrier``.
-    acc_first: First of ``step.lanes.accumulators`` registers.
-    a, b: Four and two uint32 registers; None in ``a`` marks registers that take no part.
-    start: Accumulators to begin with, for steps of one instruction.
-    """
-    for issue in step.issues:
-        if all(a[i] is None for i in issue.a):
-            continue
-        totals = [acc_first + i for i in issue.accumulators]
-        weights = [_zero() if a[i] is None else a[i] for i in issue.a]
-        step.perform(weight, acc, totals, weights, _activations(issue, a, b), start)
 
 
 def _activations(issue: Issue, a: list[Expr], b: list[Expr]) -> list[Expr]:
