@@ -70,15 +70,19 @@ def _method(captured: Capturing, method: Any) -> Callable[..., Any]:
     return call
 
 
+_PASSED_ON = "generate"
+"""A method to which other methods pass calls on, under whatever name."""
+
+
 def _passed_to(module: torch.nn.Module, method: Any) -> list[torch.nn.Module]:
-    """Return the outermost modules inside of one that have another method of the name of its own."""
+    """Return the outermost modules inside of one that have another method of that name, or `_PASSED_ON`."""
     name = getattr(method, "__name__", "")
+    own = {label: getattr(type(module), label, None) for label in (name, _PASSED_ON)}
     found = dict[torch.nn.Module, None]()
     waiting = [] if hasattr(torch.nn.Module, name) else [*module.children()]
     while waiting:
         child = waiting.pop()
-        other = getattr(type(child), name, method)
-        if other is method:
+        if all(getattr(type(child), label, None) in (None, known) for label, known in own.items()):
             waiting += child.children()
         else:
             found[child] = None

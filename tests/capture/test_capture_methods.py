@@ -90,12 +90,17 @@ class Wrapped(nn.Module):
         y: torch.Tensor = self.base["model"].generate(x * 2)
         return y
 
+    def chat(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.base["model"].generate(x - 1)
+        return y
+
 
 def test_methods_that_pass_calls_on_call_what_is_captured() -> None:
     model, x = Wrapped(Stepper()), torch.randn(2, 4)
     fast = capture(model)
     expected = model.generate(x)
     for _ in range(2):
+        assert torch.equal(fast.chat(x), model.chat(x))
         assert torch.equal(fast.generate(x), expected)
     inner = fast.inside[model.base["model"]]
     assert (fast.outcome, len(fast.records), inner.calls["recorded"]) == ("whole", 1, 1)
