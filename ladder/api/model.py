@@ -185,7 +185,8 @@ def compile(
 
     Returns
     -------
-    A callable with `Captured.explain` and, without ``backend``, `Compiled.plan`.
+    A callable with `Captured.explain` and, without ``backend``, `Compiled.plan`. It is no module: a part of a
+    model is compiled by ``model.part.forward = ladder.compile(model.part.forward)``.
 
     Raises
     ------

@@ -109,3 +109,17 @@ def test_methods_that_pass_calls_on_call_what_is_captured() -> None:
     assert not any("forward" in vars(module) for module in model.modules())
     assert fast.eval() is fast
     assert len(fast.inside) == 2
+
+
+def test_a_part_is_compiled_by_its_forward() -> None:
+    model, x = Wrapped(Stepper()), torch.randn(2, 4)
+    expected = model(x)
+    part = model.base["model"]
+    part.forward = capture(part.forward)  # type: ignore[method-assign]
+    for _ in range(2):
+        assert torch.equal(model(x), expected)
+    assert (part.forward.outcome, part.forward.calls["recorded"]) == ("whole", 1)
+    fast = capture(model)
+    for _ in range(2):
+        assert torch.equal(fast(x), expected)
+    assert fast.outcome == "whole"
