@@ -123,11 +123,23 @@ def simulate(
     options = {"order": order, "seed": seed, "blocks": blocks, "stage": stage}
     if not isinstance(packed, PackedWeight) or not isinstance(lowered, Lowered):
         return simulate_scaled(lowered, x, packed, bias, expected, cancellation, options)
-    launch = _Entry(lowered, options)
+    launch = _Entry(_of_slots(lowered, x), options)
     given = {"factor": factor, "bias": bias, "residual": residual}
     launch.run(x, packed.to("cpu"), given, ranges, token_scale)
     assert launch.result is not None
     return _compared(launch.result, launch.owned, expected, launch.gemm, cancellation)
+
+
+def _of_slots(lowered: Lowered, x: torch.Tensor) -> Lowered:
+    """Return what multiplies x, also where its three axes say that slots name their experts."""
+    from ladder.api.lowered import Lowered
+    from ladder.runtime.compile import Request
+    from ladder.runtime.experts import of_slots
+
+    gemm = lowered.request.gemm
+    if not gemm.experts or gemm.masked or gemm.slots or x.dim() != 3:
+        return lowered
+    return Lowered(Request.parse(of_slots(lowered.request.text, len(x))))
 
 
 def simulate_scaled(

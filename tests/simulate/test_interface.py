@@ -76,6 +76,17 @@ def test_experts(activation: str) -> None:
         ladder.simulate(op, x, op.pack(weights))
 
 
+def test_slots_that_name_their_experts() -> None:
+    """As a call takes them: they were refused."""
+    op = ladder.GroupedMatmul(3, 33, 64, "int4", group_size=32, target="cuda/sm_80")
+    weights = [ladder.quantize(torch.randn(33, 64), "int4", group_size=32) for _ in range(3)]
+    x, named = torch.randn(2, 5, 64).half(), torch.tensor([2, 0], dtype=torch.int32)
+    decoded = torch.stack([torch.as_tensor(weights[expert].dequantize()) for expert in named.tolist()])
+    expected = x.double() @ decoded.mT
+    result = ladder.simulate(op, x, op.pack(weights, "cpu"), ranges=named, expected=expected)
+    assert not result.findings, result.report()
+
+
 def test_wrong_values_are_a_finding(weight: ladder.QuantizedTensor) -> None:
     op, x = _operator(), torch.randn(2, 200).half()
     result = ladder.simulate(op, x, op.pack(weight), expected=torch.ones(2, 130))
