@@ -185,8 +185,7 @@ def compile(
 
     Returns
     -------
-    A callable with `Captured.explain` and, without ``backend``, `Compiled.plan`. It is no module: a part of a
-    model is compiled by ``model.part.forward = ladder.compile(model.part.forward)``.
+    A callable, no module, with `Captured.explain` and, without ``backend``, `Compiled.plan`.
 
     Raises
     ------
