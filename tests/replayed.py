@@ -103,7 +103,7 @@ def _arguments(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _written(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    y.add_(x.sum()).mul_(2)
+    y.add_(x.mean()).mul_(2)
     z = y.exp()
     return y, z, z.t()
 

@@ -91,6 +91,17 @@ def test_codes_become_their_numbers(target: str, columns: int) -> None:
     assert_same(same, torch.cat([x.t().float(), x.float()]) if columns == rows else x)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_converted_on_the_host(kind: str) -> None:
+    """What only looks at a chain's reads emits no instructions of the device."""
+    g = GraphBuilder("chain")
+    wide = g.add("convert", g.input("x", "bfloat16", (64, 64)), type="float32")
+    function = emit_chain(g.finish(g.add("convert", wide, type=kind)), get_device("cuda/sm_90a"), "chain")
+    host, _, device = str(function).partition("device_entry")
+    assert "narrow_pair" in device
+    assert "narrow_pair" not in host
+
+
 def tokens(kind: str, rows: int, columns: int) -> Graph:
     """Return codes of rows over their largest magnitude, and their scales: dynamic quantization."""
     g = GraphBuilder("chain")

@@ -253,6 +253,8 @@ def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, 
     read, kind = (values.graph.tile(value).ttype.name for value in (node.inputs[0], node.name))
     rounded = values.rounded if attributes["exact"] else None
     found = _moved(values, node, index, attributes)
+    if values.looking:
+        return tirx.const(1, computed_type(kind))
     return converted(found, read, kind, values.named, rounded, values.encoded)
 
 
