@@ -74,7 +74,7 @@ def round_through(value: Expr, kind: str) -> Expr:
 
 
 def encoded(value: Expr, name: str) -> Expr:
-    """Return the code of a float32, an int32: rounded to nearest even, beyond the largest as torch has it."""
+    """Return the code of a float32, an int32: rounded to nearest even; beyond the largest infinity or NaN."""
     form = FORMATS[name]
     dropped = MANTISSA - form.mantissa
     bits = reinterpreted("uint32", value)
