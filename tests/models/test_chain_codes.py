@@ -145,6 +145,24 @@ def test_vectors_of_codes_are_read_and_written(target: str, kind: str, columns: 
     assert torch.equal(twice, (codes.int() + codes.int().abs()).to(TORCH[kind]))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_gated_groups_are_quantized(target: str) -> None:
+    """On GPUs by approximate functions: the program rounds what they give to 16 bits."""
+    a, b = torch.randn(2, 5, 2, 32, generator=torch.Generator().manual_seed(0)).mul(4).bfloat16()
+    g = GraphBuilder("chain")
+    x, y = (g.add("convert", g.input(name, "bfloat16", tuple(a.shape)), type="float32") for name in "ab")
+    wide = g.add("convert", g.add("convert", g.add("silu", x), type="bfloat16"), type="float32")
+    product = g.add("mul", wide, y)
+    most = g.add("constant", value=448.0, type="float32")
+    scale = g.add("div", g.add("reduce_max", g.add("abs", product), axis=2, keep=True), most)
+    graph = g.finish(g.add("convert", g.add("div", product, scale), type="fp8_e4m3"), scale)
+    codes, got = run_chain(graph, (a, b), target)
+    exact = torch.nn.functional.silu(a.double()) * b.double()
+    torch.testing.assert_close(got.double(), exact.abs().amax(2, keepdim=True) / 448, rtol=2**-15, atol=0)
+    error = (codes.double() * got - exact).abs()
+    assert (error <= 0.501 * torch.finfo(TORCH["fp8_e4m3"]).eps * exact.abs() + 1e-3 * got).all()
+
+
 @pytest.mark.parametrize("target", [target for target in TARGETS if target != "cpu"])
 @pytest.mark.parametrize("size", [16, 5])
 def test_rows_of_codes_are_put_into_caches(target: str, size: int) -> None:

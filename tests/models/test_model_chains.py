@@ -15,7 +15,7 @@ from ladder.frontend import importer
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
 from ladder.lower.chain import emit_chain
-from ladder.lower.chain.prologue import may_be_approximate
+from ladder.lower.chain.approximation import approximable, may_be_approximate
 from ladder.movement.choose import machine_of, ranked
 from ladder.partition import partition
 from ladder.runtime.model.prepared import simplified
@@ -131,3 +131,29 @@ def test_steps_of_what_is_exact_allow_approximations() -> None:
         large = g.add("less", g.add("constant", value=20.0, type="float32"), x if before else power)
         graph = g.finish(g.add("convert", g.add("select", large, x, power), type="float16"))
         assert may_be_approximate(graph) is before
+
+
+@pytest.mark.parametrize(
+    ("between", "after", "found"),
+    [
+        ("bfloat16", "fp8_e4m3", {"exp", "div"}),
+        ("bfloat16", "float32", {"exp", "div"}),
+        ("", "float32", set()),
+        ("bfloat16", "int8", set()),
+        ("bfloat16", "floor", set()),
+    ],
+)
+def test_functions_are_approximate_before_roundings_of_the_program(
+    between: str, after: str, found: set[str]
+) -> None:
+    """None that is stored in 32 bits, or whose last bit another operator makes a step of."""
+    g = GraphBuilder("chain")
+    x = g.add("convert", g.input("x", "bfloat16", (8, 64)), type="float32")
+    one = g.add("constant", value=1.0, type="float32")
+    y = g.add("div", x, g.add("add", one, g.add("exp", g.add("neg", x))))
+    y = g.add("convert", g.add("convert", y, type=between), type="float32") if between else y
+    scaled = g.add("div", y, g.add("reduce_max", y, axis=1, keep=True))
+    last = scaled if after == "float32" else g.add("floor", scaled) if after == "floor" else ""
+    graph = g.finish(last or g.add("convert", scaled, type=after))
+    assert set(approximable(graph).values()) == found
+    assert len(approximable(graph)) == len(found)

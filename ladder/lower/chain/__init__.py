@@ -71,8 +71,8 @@ def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
 
 def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
+    from ladder.lower.chain.approximation import may_be_approximate
     from ladder.lower.chain.gpu import DIALECTS, GpuChain
-    from ladder.lower.chain.prologue import may_be_approximate
     from ladder.lower.chain.side_by_side import SideBySide
     from ladder.movement.choose import machine_of, ranked
     from ladder.movement.decompose import contracted

@@ -30,6 +30,7 @@ from ladder.ir.ops import get_operator
 from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.approximation import approximable
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
@@ -130,7 +131,7 @@ class GpuNest(Nest):
     """A kernel for GPUs being emitted: what computes elements, in vectors, and reductions.
 
     mapping: How it lies over the GPU.
-    cheap: Whether functions may be approximate, see `ladder.lower.chain.prologue`.
+    cheap: Whether functions may be approximate, see `ladder.lower.chain.approximation`.
     """
 
     def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping, cheap: bool = False) -> None:
@@ -141,6 +142,7 @@ class GpuNest(Nest):
         self.values.lowerings = {
             **dialect.functions,
             **(dialect.cheap if cheap else {}),
+            **{f"%{n}": dialect.cheap[o] for n, o in approximable(graph).items() if o in dialect.cheap},
             **{f"%{node.name}": MULTIPLY for node in graph.nodes if is_exact_product(graph, node)},
         }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)

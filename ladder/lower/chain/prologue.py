@@ -13,14 +13,12 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
-from ladder.ir.formulas import FORMULAS
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Graph
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.approximation import may_be_approximate
 from ladder.lower.chain.cuda import ACCESS, CudaDialect
-from ladder.lower.chain.element_types import HALVES, computed_type, stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
@@ -32,38 +30,6 @@ from ladder.partition.rows import REDUCTIONS, loop_axes
 from schedules.schedule import check
 from targets import TileDevice
 from tile_types.tile import Tile
-
-STEPS = ("floor", "round", "quotient", "less", "less_equal", "equal", "encode")
-"""Operators that make a step of their operand's last bit."""
-
-
-APPROXIMATED = ("exp", "exp_ftz", "div", "div_ftz", "rsqrt", "log", "log1p", *FORMULAS)
-"""Operators that may be approximate."""
-
-
-def may_be_approximate(graph: Graph) -> bool:
-    """Tell whether results are rounded to 16 bits, and no approximation is made a step of its last bit."""
-    stored = {stored_type(graph.tile(value).ttype.name) for value in graph.outputs}
-    near: set[str] = set()
-    for node in graph.nodes:
-        if near.intersection(node.inputs):
-            if _is_step(graph, node):
-                return False
-            near.add(node.name)
-        elif node.operator in APPROXIMATED:
-            near.add(node.name)
-    return stored <= set(HALVES)
-
-
-def _is_step(graph: Graph, node: Node) -> bool:
-    """Tell whether a node compares or rounds floats."""
-    if not computed_type(graph.tile(node.inputs[0]).ttype.name).startswith("float"):
-        return False
-    if node.operator != "convert":
-        return node.operator in STEPS
-    whole = not computed_type(node.tile.ttype.name).startswith("float")
-    return whole or bool(node_attributes(node)["exact"])
-
 
 MOST_ROWS = 4
 """Rows of a prologue: every block computes all of them, one after the other."""
