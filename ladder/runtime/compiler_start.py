@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-LIBRARIES = {"libtvm_runtime.so": ctypes.RTLD_GLOBAL, "libtvm_compiler.so": ctypes.RTLD_LOCAL}
+from ladder.runtime.library import RUNTIME
+
+LIBRARIES = {RUNTIME: ctypes.RTLD_GLOBAL, "libtvm_compiler.so": ctypes.RTLD_LOCAL}
 """Libraries of TVM in the order and mode in which its import loads them: backtraces name their functions."""
 
 

@@ -14,7 +14,6 @@ from ladder.partition.elements import FLOATS8
 STEPS = ("floor", "round", "quotient", "less", "less_equal", "equal", "encode")
 """Operators that make a step of their operand's last bit."""
 
-
 APPROXIMATED = ("exp", "exp_ftz", "div", "div_ftz", "rsqrt", "log", "log1p", *FORMULAS)
 """Operators that may be approximate."""
 

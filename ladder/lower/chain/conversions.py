@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.scalars import opaque, reinterpreted
 from ladder.lower import Expr
-from ladder.lower.chain.element_types import HALVES, computed_type
+from ladder.lower.chain.element_types import HALVES, INTEGERS8, computed_type
 
 MANTISSA, BIAS = 23, 127
 """Of float32."""
@@ -62,7 +62,7 @@ def converted(
     if kind in FORMATS and read != kind:
         wide = source if str(source.ty.dtype) == "float32" else T.Cast("float32", source)
         return encode(named(wide), kind)
-    if kind in ("int8", "uint8") and str(source.ty.dtype) != "bool":
+    if kind in INTEGERS8 and str(source.ty.dtype) != "bool":
         return T.Cast(wanted, opaque(T.Cast(kind, opaque(T.Cast(wanted, source)))))
     found = source if str(source.ty.dtype) == wanted else T.Cast(wanted, source)
     return rounded(found, kind) if kind in HALVES and rounded else found

@@ -16,12 +16,10 @@ from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.conversions import encoded, round_through
-from ladder.lower.chain.element_types import HALVES
+from ladder.lower.chain.element_types import HALVES, INTEGERS8
 from ladder.lower.chain.indices import Index
 from ladder.lower.gpu.emission import TirMachine
 from targets import TileDevice
-
-BYTES = ("int8", "uint8")
 
 PAIR_OF_BYTES, PAIR_OF_HALVES = 0x0040, 0x5410
 """Selectors of the first byte, or the first two, of each of two words."""
@@ -147,7 +145,7 @@ class Dialect(ABC):
     # ---- made of these -------------------------------------------------------------------------------
     def packed(self, found: Sequence[Expr], dtype: str) -> list[Expr]:
         """Return elements as 32-bit words, the first in the low bits."""
-        if dtype in BYTES:
+        if dtype in INTEGERS8:
             words = [reinterpreted("uint32", T.Cast("int32", value)) for value in found]
             pairs = [self.permute(*two, PAIR_OF_BYTES) for two in zip(words[::2], words[1::2], strict=True)]
             return [self.permute(*two, PAIR_OF_HALVES) for two in zip(pairs[::2], pairs[1::2], strict=True)]

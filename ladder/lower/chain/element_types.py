@@ -5,10 +5,12 @@ from __future__ import annotations
 from ladder.partition.elements import ELEMENTS, FLOATS8
 from tile_types.errors import DTypeError
 
-COMPUTED = {"float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32"}
-"""Types that are computed with in another."""
-
 HALVES = ("float16", "bfloat16")
+
+INTEGERS8 = ("int8", "uint8")
+
+COMPUTED = {**dict.fromkeys(HALVES, "float32"), **dict.fromkeys(INTEGERS8, "int32")}
+"""Types that are computed with in another."""
 
 
 def stored_type(name: str) -> str:
