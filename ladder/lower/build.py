@@ -179,7 +179,7 @@ def _cheap_functions(gemm: Gemm, device: TileDevice) -> Mapping[str, Callable[..
 
 
 def emit_quantizer(plan: Any, device: TileDevice, name: str) -> Any:
-    """Emit the kernel that quantises tokens as a `ladder.lower.gpu.quantize.Quantization` says.
+    """Emit the kernel that quantises tokens as a `schedules.quantization.Quantization` says.
 
     Raises ConversionError if the device does not multiply the codes.
     Raises ScheduleError if its threads do not fit the device.

@@ -13,6 +13,7 @@ from ladder.runtime.compile import target_of
 from ladder.runtime.kernel import ALIGNMENT, rows_at_once
 from ladder.runtime.spills import warn_of_spills
 from ladder.runtime.threads import keep_apart
+from schedules.quantization import Quantization, tilings
 from targets import get_device, host_cpu
 from tile_types.arrays import torch_dtype
 from tile_types.errors import DTypeError, ShapeError
@@ -20,7 +21,6 @@ from tile_types.errors import DTypeError, ShapeError
 if TYPE_CHECKING:
     import torch
 
-    from ladder.lower.gpu.quantize import Quantization
     from targets import TileDevice
 
 EIGHT_BIT = ("int8", "fp8_e4m3", "fp8_e5m2")
@@ -164,9 +164,7 @@ def gpu_kernel(source: str, activation: str, group: int, k: int, device: TileDev
     Raises ConversionError if the device does not multiply the type.
     Raises MissingToolError, CompilerError if the kernel cannot be compiled.
     """
-    from ladder.lower.gpu import quantize
-
-    plan, *others = quantize.tilings(source, activation, group, k, device.vendor)
+    plan, *others = tilings(source, activation, group, k, device.vendor)
     job = _gpu_job(plan, device, lambda: (_gpu_job(other, device) for other in others))
     return warn_of_spills(find_or_build([job]), device)[0]
 

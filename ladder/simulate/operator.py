@@ -364,8 +364,8 @@ def simulate_tokens(
     Raises ConversionError if the device does not multiply the type.
     """
     from ladder.lower.build import emit_quantizer
-    from ladder.lower.gpu.quantize import tiled
     from ladder.lower.tvm_lock import tvm_lock
+    from schedules.quantization import tiled
 
     plan = tiled(str(x.dtype), activation, group, x.shape[1], device.vendor)
     with tvm_lock():

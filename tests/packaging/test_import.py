@@ -38,6 +38,23 @@ def test_what_runs_exported_models_needs_no_compiler() -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+def test_a_quantizer_that_is_in_the_cache_needs_no_compiler() -> None:
+    """A first call of a new process takes tens of milliseconds then, importing the compiler seconds."""
+    code = """
+import sys
+from ladder.runtime import tokens
+from targets import get_device
+
+asked = []
+tokens.find_or_build = lambda jobs: asked.extend(jobs) or [None]
+tokens.warn_of_spills = lambda kernels, device: kernels
+tokens.gpu_kernel("float16", "int8", 0, 4096, get_device("cuda/sm_90a"))
+print(len(asked), "tvm" in sys.modules)
+"""
+    done = python(code)
+    assert done.stdout.split() == ["1", "False"], done.stdout + done.stderr
+
+
 def test_every_public_name_resolves() -> None:
     done = python("import ladder; print(sorted(n for n in ladder.__all__ if getattr(ladder, n) is None))")
     assert done.stdout.strip() == "[]", done.stderr

@@ -26,7 +26,6 @@ from ladder.cli.problem import Problem
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.build import emit_quantizer
-from ladder.lower.gpu.quantize import Quantization
 from ladder.lower.rocm import dialect as d
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
@@ -35,6 +34,7 @@ from ladder.simulate import operator, simulate_launch
 from ladder.simulate.gcn.listing import GcnError
 from schedules.legal import is_legal
 from schedules.policy import rank
+from schedules.quantization import Quantization
 from schedules.schedule import GpuSchedule, Plan
 from targets import get_device
 from tile_types import get_type

@@ -11,10 +11,10 @@ from problems import NUMPY, SimulatedKernel
 from rewriting import argument, remove, rewrite, stored
 
 from ladder.lower.build import emit_quantizer
-from ladder.lower.gpu.quantize import Quantization, tiled
 from ladder.simulate import simulate_launch
 from ladder.simulate.machine import ORDERS
 from ladder.simulate.operator import simulate_tokens
+from schedules.quantization import Quantization, tiled
 from targets import get_device
 from tile_types.errors import ConversionError, DTypeError, ScheduleError
 
