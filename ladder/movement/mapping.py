@@ -8,6 +8,7 @@ from math import prod
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
+from ladder.movement.columns import reduces_columns
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
@@ -174,7 +175,8 @@ def _across(graph: Graph, axes: int = 0) -> list[Mapping]:
     reduced = [node for node in graph.nodes if node.operator in REDUCTIONS]
     if not reduced or not shape or not isinstance(shape[-1], int) or any(map(_along_last, reduced)):
         return []
-    axes = axes or _together(graph, min(map(_behind, reduced)))
+    if not axes and not reduces_columns(graph, axes := _together(graph, min(map(_behind, reduced)))):
+        return []
     columns = prod(int(extent) for extent in shape[-axes:])
     tiles = [node.tile for node in graph.inputs if len(node.tile.shape) > axes]
     read = [tile for tile in tiles if tile.shape[-axes:] == shape[-axes:]]

@@ -177,6 +177,7 @@ class ColumnReductions:
         column = b.bind(chunk * self.set + thread)
         if len(self.spread) < len(self.probes):
             with b.when(tirx.And(thread < self.set, column < self.columns)):
+                nest.within(column, self.columns)
                 self.finish(row, column, thread)
         for value in self.spread:
             self.spread_result(value, row, columns, first)
