@@ -7,24 +7,25 @@ from math import inf
 from typing import Any
 
 import numpy as np
+import torch
 
 from ladder.frontend.aten_models import MODEL_ROWS, row_codes
 from ladder.frontend.importer import Importer
 from ladder.frontend.onnx_call import Call, Row
 from ladder.frontend.onnx_codes import CODES
 from ladder.frontend.onnx_functions import FUNCTIONS
-from ladder.frontend.onnx_resize import RESIZES
 from ladder.frontend.onnx_rows import ARITHMETIC, MOVES, REDUCTIONS
 from ladder.frontend.onnx_stages import Piece, Weight
-from ladder.frontend.onnx_transposed import TRANSPOSED
 from ladder.frontend.onnx_values import Known
-from ladder.ir.extents import product
+from ladder.frontend.transposed_convolution import Axis, transposed_convolution
+from ladder.ir.extents import product, quotient
 from ladder.ir.gemm_graph import insert_gemm, weight_type
 from ladder.runtime.model.program import Source
+from ladder.runtime.onnx_ops.resize import NEAREST, PLACES
 from ladder.runtime.onnx_ops.windows import settings, window_pads
 from tile_types.library import get_type
 from tile_types.quantize import quantize
-from tile_types.tile import Tile
+from tile_types.tile import Extent, Tile
 
 ANNOTATION = "weight_ttype"
 """Attribute of a product: the type that its weight is stored in."""
@@ -272,6 +273,77 @@ def _batch_norm(call: Call) -> Any:
     return call.single(im.cast(value, call.out))
 
 
+def _transposed(call: Call) -> Any:
+    """Scatter; None where the kernel is not stored, has gaps or groups, or a given shape decides pads."""
+    axes = None if call.known(1) is None else _axes(call)
+    if axes is None or call.out != "float32":
+        return None
+    return transposed_convolution(call.im, call.out, call.tensor(0), call.tensor(1), call.optional(2), axes)
+
+
+def _axes(call: Call) -> list[Axis] | None:
+    given, extents = call.given, call.shape(0)[2:]
+    rank = len(extents)
+    if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b"") or "output_shape" in given:
+        return None
+    if given.get("group", 1) != 1 or any(gap != 1 for gap in given.get("dilations") or ()):
+        return None
+    steps, extra = given.get("strides") or [1] * rank, given.get("output_padding") or [0] * rank
+    pads = given.get("pads") or [0] * 2 * rank
+    if given.get("auto_pad") == b"VALID":
+        pads = [0] * 2 * rank
+    rows = zip(extents, steps, call.shape(1)[2:], pads[:rank], pads[rank:], extra, strict=False)
+    axes = [Axis(extent, *map(int, rest)) for extent, *rest in rows]
+    return axes if len(axes) == rank else None
+
+
+SAMPLES = (1, 2, 5)
+"""Extents for which places are compared: formulas are the same for all."""
+
+
+def _resized(call: Call) -> Any:
+    """Repeat every element, without arithmetic; None where a result is more, or not known not to be."""
+    given, shape = call.given, call.shape(0)
+    stretches = given.get("keep_aspect_ratio_policy", b"stretch") == b"stretch"
+    if given.get("mode", b"nearest") != b"nearest" or "axes" in given or not stretches:
+        return None
+    factors = _factors(call, shape)
+    if factors is None or not all(_repeats(call, factor) for factor in factors):
+        return None
+    return call.im.repeat_elements(call.tensor(0), factors)
+
+
+def _factors(call: Call, shape: Sequence[Extent]) -> list[int] | None:
+    """Return how often elements stand along each axis, if these are whole numbers."""
+    upsample = call.node.op_type == "Upsample"
+    at = 1 if upsample or call.version < 11 else 2
+    if call.has(3) and not upsample:
+        found = [quotient(size, extent) for size, extent in zip(call.extents(3), shape, strict=True)]
+        whole = [factor for factor in found if isinstance(factor, int) and factor > 0]
+        return whole if len(whole) == len(shape) else None
+    known = call.known(at)
+    scales = call.given.get("scales") if known is None else known.array.tolist()
+    if not scales or len(scales) != len(shape) or any(scale < 1 or scale != int(scale) for scale in scales):
+        return None
+    return [int(scale) for scale in scales]
+
+
+def _repeats(call: Call, factor: int) -> bool:
+    """Tell whether places of the result are those of the operand, each as often."""
+    older = call.node.op_type == "Upsample" or call.version < 11
+    how, nearest = (b"asymmetric", b"floor") if older else (b"half_pixel", b"round_prefer_floor")
+    place = PLACES.get(call.given.get("coordinate_transformation_mode", how).decode())
+    choose = NEAREST.get(call.given.get("nearest_mode", nearest).decode())
+    if place is None or choose is None or place is PLACES["tf_crop_and_resize"]:
+        return False
+    for extent in SAMPLES if factor > 1 else ():
+        at = torch.arange(extent * factor, dtype=torch.float64)
+        found = choose(place(at, factor, extent, extent * factor, 0.0, 1.0)).clamp(0, extent - 1)
+        if not torch.equal(found, at.div(factor, rounding_mode="floor")):
+            return False
+    return True
+
+
 MODELS: Mapping[str, Row] = {
     "MatMul": _matmul,
     "Gemm": _gemm,
@@ -280,8 +352,9 @@ MODELS: Mapping[str, Row] = {
     "AveragePool": _average_pool,
     "GlobalAveragePool": _whole_mean,
     "GlobalMaxPool": _whole_maximum,
-    **RESIZES,
-    **TRANSPOSED,
+    "Resize": _resized,
+    "Upsample": _resized,
+    "ConvTranspose": _transposed,
     "Softmax": _softmax("_softmax.default"),
     "LogSoftmax": _softmax("_log_softmax.default"),
     "LayerNormalization": _layer_norm,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from ladder.ir.graph import Graph
-from ladder.rewrite.attention_layout import QUERY_LAYOUT
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
-from ladder.rewrite.attention_rules import ATTENTION_FORMS, TURNED
+from ladder.rewrite.attention_rules import ATTENTION_FORMS, QUERY_LAYOUT, TURNED
 from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS, ROWS_OF_PRODUCTS
-from ladder.rewrite.channel_padding import CHANNELS_OF_ZEROS
 from ladder.rewrite.convolution_rules import (
     CHANNEL_GROUPS,
     CHANNELS_LAST,
+    CHANNELS_OF_ZEROS,
     FEW_CHANNELS,
     OURS_LAST,
     STILL,

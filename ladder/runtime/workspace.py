@@ -1,6 +1,6 @@
 """Device memory for one launch: what kernels pass from block to block through global memory.
 
-Kernels that add up parts of a tile (`ladder.lower.cuda.wgmma_handover`) need no particular contents, so
+Kernels that add up parts of a tile (`ladder.lower.cuda.wgmma_stream`) need no particular contents, so
 any free memory will do. It comes from torch's allocator, which hands it on in the order of the
 stream, or from the memory of the graph that is being captured.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda import digit_geometry, gemv_spec, mma_geometry
+from ladder.lower.cuda import digit_geometry, gemv_geometry, mma_geometry
 from schedules.policy import GPU_BUCKETS, rank, typical_m
 from schedules.schedule import GpuSchedule
 from targets import get_device
@@ -13,7 +13,7 @@ from tile_types import representable
 from tile_types.errors import ConversionError
 
 SPECS = {
-    "gemv": gemv_spec.choose_spec,
+    "gemv": gemv_geometry.choose_spec,
     "digits": digit_geometry.choose_spec,
     "mma": mma_geometry.choose_spec,
 }

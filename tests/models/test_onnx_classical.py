@@ -16,8 +16,8 @@ from ladder.faults import LadderWarning
 from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.onnx_ops import trees as trees_in_torch
 from ladder.runtime.onnx_ops.evaluate import operation_of
-from ladder.runtime.onnx_ops.support_vectors import coupled
 from ladder.runtime.onnx_ops.table import TABLE
+from ladder.runtime.onnx_ops.trees import coupled
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
 

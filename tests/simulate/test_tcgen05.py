@@ -22,7 +22,7 @@ from tvm_ffi import structural_equal
 import ladder
 from ladder.api.lowered import Lowered
 from ladder.ir.gemm import Gemm
-from ladder.lower.cuda.tcgen05_products import instruction_descriptor
+from ladder.lower.cuda.tcgen05_memory import instruction_descriptor
 from ladder.lower.gpu.proven import packed_layout
 from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack

@@ -6,7 +6,7 @@ import pytest
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
-from ladder.lower.cuda.wgmma_spec import scaled_decoder
+from ladder.lower.cuda.wgmma_geometry import scaled_decoder
 from schedules.codes import table_bytes
 from schedules.schedule import GpuSchedule
 from targets import get_device

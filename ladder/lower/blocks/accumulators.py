@@ -21,9 +21,8 @@ from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import BlockProgram
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.fragments import hold, zeros
-from ladder.lower.blocks.products import Matmul
 from ladder.lower.blocks.reductions import combine_of
-from ladder.lower.blocks.values import Value
+from ladder.lower.blocks.values import Matmul, Value
 from ladder.lower.cuda.gemv_sums import READ_PEER
 from tile_types.errors import ScheduleError
 

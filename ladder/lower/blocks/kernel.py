@@ -42,12 +42,11 @@ from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.lanes import fragment_lanes
 from ladder.lower.blocks.makers import make_value
 from ladder.lower.blocks.pipeline import Pipeline, Ring
-from ladder.lower.blocks.products import Matmul
 from ladder.lower.blocks.reductions import SharedRow
 from ladder.lower.blocks.rocm import RocmBlocks
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import TileLayout
-from ladder.lower.blocks.values import SharedTile, Value, spilled
+from ladder.lower.blocks.values import Matmul, SharedTile, Value, spilled
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import scale_dtype
 from targets import TileDevice

@@ -16,9 +16,8 @@ from ladder.lower.blocks import values as v
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.fragments import Shape, hold
 from ladder.lower.blocks.packed import PackedTile
-from ladder.lower.blocks.products import Matmul
 from ladder.lower.blocks.shared import TileLayout
-from ladder.lower.blocks.values import Value
+from ladder.lower.blocks.values import Matmul, Value
 from tile_types.errors import ScheduleError
 
 

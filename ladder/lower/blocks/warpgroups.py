@@ -17,9 +17,8 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.blocks.products import Matmul
 from ladder.lower.blocks.shared import CHUNK_BYTES, PANEL_ROWS, PANELS
-from ladder.lower.blocks.values import SharedTile
+from ladder.lower.blocks.values import Matmul, SharedTile
 
 WARPS = 4
 """Warps of a warpgroup."""

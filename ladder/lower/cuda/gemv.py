@@ -19,14 +19,11 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier, SharedCopier
-from ladder.lower.cuda.gemv_activations import Activations
-from ladder.lower.cuda.gemv_geometry import STRIP
-from ladder.lower.cuda.gemv_offset_sums import OffsetSums
+from ladder.lower.cuda.gemv_activations import Activations, OffsetSums
+from ladder.lower.cuda.gemv_geometry import STRIP, Spec, choose_spec
 from ladder.lower.cuda.gemv_place import Place, find_place, prefetch
-from ladder.lower.cuda.gemv_spec import Spec, choose_spec
 from ladder.lower.cuda.gemv_sums import SliceSums, halves_of
-from ladder.lower.cuda.gemv_values import warp_words
-from ladder.lower.cuda.gemv_weights import Cursor, Weights
+from ladder.lower.cuda.gemv_weights import Cursor, Weights, warp_words
 from ladder.lower.cuda.launch import Overlap, Prologue
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_WORDS

@@ -9,8 +9,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda.gemv_geometry import Slices
-from ladder.lower.cuda.gemv_spec import Spec
+from ladder.lower.cuda.gemv_geometry import Slices, Spec
 from ladder.lower.cuda.grouped import FOUND_WORDS, Told, find_m_tile, shares_search
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.arguments import Arguments

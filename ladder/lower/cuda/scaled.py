@@ -32,14 +32,17 @@ from ladder.lower.cuda.scaled_memory import (
     place,
 )
 from ladder.lower.cuda.tcgen05_memory import (
+    DESCRIPTOR_HIGH,
     LANE,
+    STEP_BYTES,
+    STEPS,
     WARP_LANES,
     after_sync,
     allocate_columns,
     before_sync,
+    commit,
     free_columns,
 )
-from ladder.lower.cuda.tcgen05_products import DESCRIPTOR_HIGH, STEP_BYTES, STEPS, commit
 from ladder.lower.cuda.wgmma_cluster_sums import SEND
 from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE, pin_registers
 from schedules.scaled import (

@@ -22,6 +22,7 @@ from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tcgen05_memory import (
     SLOTS,
     SUM_COLUMN,
+    Issuer,
     TensorGeometry,
     TensorMemory,
     after_sync,
@@ -31,15 +32,13 @@ from ladder.lower.cuda.tcgen05_memory import (
     place_tensor_memory,
     store_slab,
 )
-from ladder.lower.cuda.tcgen05_products import Issuer
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
-from ladder.lower.cuda.wgmma_grid import Grid, Piece, cut, find_grid
+from ladder.lower.cuda.wgmma_geometry import MathThread, Spec, choose_spec, find_math_thread
+from ladder.lower.cuda.wgmma_grid import Grid, Piece, Tiles, cut, emit_of_expert, find_grid
 from ladder.lower.cuda.wgmma_memory import Memory, Ring, initialise_barriers, place_memory
 from ladder.lower.cuda.wgmma_operands import Operands, allocate_registers
 from ladder.lower.cuda.wgmma_producer import Producer, encode_map, prefetch
 from ladder.lower.cuda.wgmma_products import pin_registers
-from ladder.lower.cuda.wgmma_spec import MathThread, Spec, choose_spec, find_math_thread
-from ladder.lower.cuda.wgmma_tiles import Tiles, emit_of_expert
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable
 from schedules.schedule import GpuSchedule

@@ -14,19 +14,18 @@ from dataclasses import dataclass
 from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda import wgmma8, wgmma16, wgmma_carry, wgmma_stream, wgmma_tails
+from ladder.lower.cuda import wgmma8, wgmma16, wgmma_carry
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.wgmma16 import MathLoop, Parts
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
-from ladder.lower.cuda.wgmma_grid import Grid, cut, find_grid
-from ladder.lower.cuda.wgmma_handover import Stream, declare_workspace
+from ladder.lower.cuda.wgmma_geometry import MathThread, Spec, choose_spec, find_math_thread
+from ladder.lower.cuda.wgmma_grid import Grid, Tiles, Walk, cut, emit_of_expert, find_grid, walk_experts
 from ladder.lower.cuda.wgmma_memory import Memory, Ring, allocate_memory, initialise_barriers
 from ladder.lower.cuda.wgmma_operands import Operands, Registers
 from ladder.lower.cuda.wgmma_producer import Producer, encode_map, prefetch
 from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
-from ladder.lower.cuda.wgmma_spec import MathThread, Spec, choose_spec, find_math_thread
 from ladder.lower.cuda.wgmma_stores import TensorStores, encode_output_map
-from ladder.lower.cuda.wgmma_tiles import Tiles, Walk, emit_of_expert, walk_experts
+from ladder.lower.cuda.wgmma_stream import Stream, declare_workspace, divide
 from ladder.lower.gpu.arguments import Arguments, declare_arguments
 from ladder.lower.gpu.emission import SharedTable
 from schedules.footprint import PRODUCER_REGISTERS, math_registers
@@ -50,8 +49,7 @@ class Wgmma:
         overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (spec.geo.blocks > 1), "threadIdx.x")
         b.device(min_blocks=spec.geo.resident_blocks(spec.device))
         grid = find_grid(spec, args)
-        cutting = wgmma_tails if spec.schedule.tails else wgmma_stream
-        stream = None if workspace is None else cutting.divide(spec, grid, workspace)
+        stream = None if workspace is None else divide(spec, grid, workspace)
         overlap.release()
         memory = allocate_memory(spec, grid, args)
         block = Block(spec, args, grid, stream, memory, x_map, y_map)

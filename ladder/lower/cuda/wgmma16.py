@@ -12,6 +12,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_cluster_sums import Sum
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
+from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_operands import Operands, Registers, allocate_registers
 from ladder.lower.cuda.wgmma_products import (
@@ -23,7 +24,6 @@ from ladder.lower.cuda.wgmma_products import (
     start_step,
     wait_groups,
 )
-from ladder.lower.cuda.wgmma_spec import Spec
 from schedules.footprint import slices_in_turn
 
 

@@ -19,6 +19,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma8_units import STEP, Loop, Unit
 from ladder.lower.cuda.wgmma16 import Parts
 from ladder.lower.cuda.wgmma_epilogue import PerActivationRow
+from ladder.lower.cuda.wgmma_geometry import MathThread, Spec
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_operands import SLAB_REGISTERS, Registers, allocate_registers
 from ladder.lower.cuda.wgmma_products import (
@@ -28,7 +29,6 @@ from ladder.lower.cuda.wgmma_products import (
     start_product,
     wait_groups,
 )
-from ladder.lower.cuda.wgmma_spec import MathThread, Spec
 from ladder.lower.gpu.arguments import Arguments
 from schedules.layouts import TILE
 

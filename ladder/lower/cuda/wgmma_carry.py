@@ -17,6 +17,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma8_units import STEP
 from ladder.lower.cuda.wgmma16 import Parts
+from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_grid import Piece
 from ladder.lower.cuda.wgmma_operands import Registers, allocate_registers
 from ladder.lower.cuda.wgmma_products import (
@@ -26,7 +27,6 @@ from ladder.lower.cuda.wgmma_products import (
     start_step,
     wait_groups,
 )
-from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.decode import load_order
 from schedules.footprint import CARRY_INTERVAL
 

@@ -17,9 +17,8 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda.wgmma_geometry import WARP_ROWS
+from ladder.lower.cuda.wgmma_geometry import WARP_ROWS, MathThread, Spec
 from ladder.lower.cuda.wgmma_grid import Grid
-from ladder.lower.cuda.wgmma_spec import MathThread, Spec
 from schedules.footprint import slices_in_turn
 
 Sum = Callable[[int], Expr]

@@ -10,8 +10,8 @@ from tvm.script import tirx as T
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums, ColumnSums
+from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_grid import Grid
-from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 from schedules.shares import shares_columns
 

@@ -24,9 +24,9 @@ from ladder.ir.windows import Windows
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.bulk_copies import TENSOR_COPY, bulk_copy
+from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_grid import Grid, Piece, rows_per_copy
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
-from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.implicit_gemm import find_corner, first_channel, output_extents
 from schedules.footprint import DEALT_COLUMNS, SWIZZLE_ROW, slices_in_turn

@@ -9,10 +9,10 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_grid import Grid
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.cuda.wgmma_producer import SWIZZLE_128
-from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.instructions import PTX_FP8
 
 INSTRUCTIONS = {

@@ -15,9 +15,9 @@ from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_memory import Memory
 from ladder.lower.cuda.wgmma_producer import SWIZZLE_128
-from ladder.lower.cuda.wgmma_spec import Spec
 from ladder.lower.gpu.arguments import Arguments
 from schedules.layouts import TILE
 

@@ -21,8 +21,13 @@ from ladder.lower.gpu.decode_float import (
     propose_wired,
     propose_xor,
 )
-from ladder.lower.gpu.decode_int import propose_bytes, propose_magic, propose_signed, propose_split_magic
-from ladder.lower.gpu.decode_raw import propose_placed
+from ladder.lower.gpu.decode_int import (
+    propose_bytes,
+    propose_magic,
+    propose_placed,
+    propose_signed,
+    propose_split_magic,
+)
 from ladder.lower.gpu.machine import Cost, CountingMachine, Machine
 from ladder.lower.gpu.proof import prove
 from ladder.lower.gpu.recipes import (

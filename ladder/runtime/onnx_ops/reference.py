@@ -10,7 +10,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
-from ladder.runtime.onnx_ops.support_vectors import SVMClassifier
+from ladder.runtime.onnx_ops.trees import SVMClassifier
 from ladder.runtime.onnx_ops.values import array_of, value_of
 from tile_types.errors import MissingToolError
 

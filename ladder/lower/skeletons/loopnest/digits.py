@@ -1,4 +1,4 @@
-"""Products of integers: activations of 16 bits as two digits each, multiplied by ``vpdpwssd``.
+"""Products of integers: activations as digits of 16 bits, for ``vpdpwssd``, or of 8, for ``vpdpbusd``.
 
 The elements of a row in a group of K become integers of 31 bits of one power of two, which is what the sum
 of their products is worth. Each is written as two signed digits of 16 bits, whose products with weights add
@@ -19,8 +19,10 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.activations import Activations, column_sum
+from ladder.lower.skeletons.loopnest.decode import BYTE_LANE, form_of
 from schedules.cpu_layout import LANES
 from schedules.instructions import DIGIT_BITS, pieces_of
+from tile_types import TType
 
 HALF = DIGIT_BITS["digits"]
 """Bits of a digit."""
@@ -142,3 +144,74 @@ def _pair(even: Expr, odd: Expr) -> Expr:
 
 def _float(bits: Expr) -> Expr:
     return T.reinterpret("float32", bits)
+
+
+HALF_LANE = 16
+"""Bits of an element of a 32-bit lane as codes were packed."""
+
+
+def columns_of_step(bits: int, step: int) -> tuple[int, ...]:
+    """Return the columns of a unit whose codes are in the four bytes of each lane at a step."""
+    packed, slots = HALF_LANE // bits, BYTE_LANE // bits
+    line, slot = divmod(step, slots)
+    return tuple(2 * (line * packed + half * slots + slot) + odd for odd in range(2) for half in range(2))
+
+
+@dataclass(frozen=True)
+class ByteDigitActivations(DigitActivations):
+    """Activations as digits of eight bits: ``words[block][step][row][digit]``, the uppermost first.
+
+    Elements become integers of 23 bits where x has 16 (three digits) and of 31 where it has 32 (four). One
+    of 16 bits is exact if it is at least ``2**-11`` of the largest of its group (``2**-14`` in bfloat16).
+    Weights are bytes that count from the smallest value of their type, for which the sums of a group's digits
+    make up. Packed codes of float products lie in halves of 32-bit lanes; read as bytes, a step has four
+    other columns (`columns_of_step`), and x follows them.
+
+    element: The weight's type.
+    starts: int32 ``[block][group][row][digit]``: what sums begin with, None where bytes are values.
+    """
+
+    element: TType
+    starts: Any
+
+    @property
+    def worth(self) -> float:
+        """What products of integers are worth beside what those of elements and values are."""
+        return 2.0 ** -form_of(self.element).exponent
+
+    def begin_group(self) -> Any:
+        """Allocate sums of every digit in 32 columns, 0 at first; None where nothing begins with them."""
+        if self.starts is None:
+            return None
+        totals = v.scratch(self.digits * self.chunk, "int32")
+        for digit in range(self.digits):
+            b.store(totals, v.constant(0, "int32", self.chunk), v.lanes(digit * self.chunk, self.chunk))
+        return totals
+
+    def end_group(self, totals: Any, place: Expr) -> None:
+        """Emit what the sums of a row begin with in a group: the smallest value times the sums of digits."""
+        if totals is None:
+            return
+        low = T.int32(form_of(self.element).low)
+        for digit in range(self.digits):
+            total = v.reduced("add", totals[v.lanes(digit * self.chunk, self.chunk)])
+            b.store(self.starts, total * low, place * self.digits + digit)
+
+    def split(self, values: Any, factor: Expr, at: DigitPlace, totals: Any) -> None:
+        """Emit the digits of a row and chunk."""
+        count, numbers = self.chunk // self.columns, self.integers(values, factor, at.chunk)
+        first = at.group * (self.layout.padded_group // self.columns) + at.chunk * count
+        place = ((at.block * self.steps + first) * self.rows + at.local) * self.digits
+        whole, pitch = v.lanes(0, self.chunk), self.rows * self.digits
+        columns = [c for step in range(count) for c in columns_of_step(self.layout.bits, step)]
+        for digit in reversed(range(self.digits)):
+            rest = b.bind(numbers[whole])
+            found = b.bind(T.Cast(f"int8x{self.chunk}", rest))
+            wide = b.bind(T.Cast(f"int32x{self.chunk}", found))
+            ordered = v.as_type(tirx.Shuffle([found], columns), f"uint32x{count}")
+            b.store(self.words, ordered, T.ramp(place + digit, pitch, count))
+            if totals is not None:
+                own = v.lanes(digit * self.chunk, self.chunk)
+                b.store(totals, totals[own] + wide, own)
+            if digit:
+                b.store(numbers, v.shifted(rest - wide, self.width, "int32", self.chunk), whole)

@@ -16,9 +16,8 @@ from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.skeletons.loopnest.byte_digits import ByteDigitActivations
 from ladder.lower.skeletons.loopnest.decode import units_ahead
-from ladder.lower.skeletons.loopnest.digits import DigitActivations
+from ladder.lower.skeletons.loopnest.digits import ByteDigitActivations, DigitActivations
 from ladder.lower.skeletons.loopnest.nest import At, Nest, offset_of
 from schedules.cpu_layout import LANES, ROWS, UNIT
 from schedules.instructions import steps_in_16_bits

@@ -36,7 +36,6 @@ from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.pack import HALF, NUMBERS
 from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
-from ladder.lower.skeletons.loopnest.byte_digits import ByteDigitActivations
 from ladder.lower.skeletons.loopnest.decode import (
     BYTE_LANE,
     Decoder,
@@ -46,7 +45,7 @@ from ladder.lower.skeletons.loopnest.decode import (
     form_of,
     units_ahead,
 )
-from ladder.lower.skeletons.loopnest.digits import DigitActivations
+from ladder.lower.skeletons.loopnest.digits import ByteDigitActivations, DigitActivations
 from ladder.lower.skeletons.loopnest.terms import TermActivations
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
 from schedules.instructions import BYTE_DIGITS, DIGITS, SPLITS, TERMS, pieces_of
