@@ -18,6 +18,7 @@ from ladder.ir import (
 from ladder.ir.build import bind
 from ladder.rewrite import Pass, Rule, pattern, rewrite, rewriting, run_passes
 from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS
+from ladder.rewrite.convolution_rules import CHANNELS_LAST
 from ladder.rewrite.identities import (
     CONVERT_FOLDING,
     GROUPED_ATTENTION,
@@ -26,6 +27,7 @@ from ladder.rewrite.identities import (
     NEUTRAL_FOLDING,
     OUTER_PRODUCTS,
 )
+from ladder.rewrite.simplify import ordering
 from ladder.rewrite.transpose_rules import DEPTHWISE, TRANSPOSE_SINKING, as_given
 from tile_types.errors import VerificationError
 
@@ -235,6 +237,26 @@ def test_channels_stay_last(name):
     found, wanted = evaluate(result, given), evaluate(graph, given)
     assert found.shape == wanted.shape
     assert np.allclose(found, wanted)
+
+
+@pytest.mark.parametrize("order", [*permutations(range(4))])
+def test_patches_of_sequences_find_their_places(order):
+    """Parts of the last axis, moved and joined, keep no rule from an end."""
+    g = GraphBuilder("g")
+    opened = g.add("reshape", g.input("x", "float32", (2, 3, 32)), shape=(2, 3, 8, 4))
+    moved = g.add("transpose", opened, permutation=order)
+    extents = [(2, 3, 8, 4)[axis] for axis in order]
+    results = []
+    for shape in ((*extents[:2], extents[2] * extents[3]), (extents[0], extents[1] * extents[2], extents[3])):
+        joined = g.add("reshape", moved, shape=shape)
+        means = [g.add("reduce_sum", joined, axis=axis, keep=True) for axis in (1, 2)]
+        results += [g.add("sub", joined, mean) for mean in means]
+    graph = g.finish(*results)
+    result = run_passes(graph, (ordering(CHANNELS_LAST),))
+    verify(result)
+    given = operands(graph)
+    for found, wanted in zip(evaluate(result, given), evaluate(graph, given), strict=True):
+        assert np.allclose(found, wanted)
 
 
 @pytest.mark.parametrize("keep", [True, False])
