@@ -6,6 +6,7 @@ from ladder.ir.graph import Graph
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
 from ladder.rewrite.attention_rules import ATTENTION_FORMS, QUERY_LAYOUT, TURNED
 from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS, ROWS_OF_PRODUCTS
+from ladder.rewrite.bounds import BOUND_FOLDING
 from ladder.rewrite.convolution_rules import (
     CHANNEL_GROUPS,
     CHANNELS_LAST,
@@ -43,6 +44,7 @@ FOLDING = (
         + ROWS_OF_PRODUCTS
         + WINDOW_ORDER
         + NEUTRAL_FOLDING
+        + BOUND_FOLDING
         + OUTER_PRODUCTS,
     ),
 )

@@ -18,6 +18,7 @@ from ladder.ir import (
 from ladder.ir.build import bind
 from ladder.rewrite import Pass, Rule, pattern, rewrite, rewriting, run_passes
 from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS
+from ladder.rewrite.bounds import BOUND_FOLDING
 from ladder.rewrite.convolution_rules import CHANNELS_LAST
 from ladder.rewrite.identities import (
     CONVERT_FOLDING,
@@ -398,3 +399,52 @@ def test_products_over_one_element_are_of_elements(column, row, transpose_b):
     found, wanted = evaluate(result, given), evaluate(graph, given)
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+SPECIAL = (float("nan"), float("inf"), float("-inf"), -0.0, 0.0, 447.0, 448.0, -448.5, 6.0, -1e-7, 3e4)
+
+
+def clamped(g, value, low, high, ttype):
+    """Clamp as importers do: the lower bound first; None is none."""
+    for operator, end in (("maximum", low), ("minimum", high)):
+        if end is not None:
+            value = g.add(operator, value, g.add("constant", value=end, type=ttype))
+    return value
+
+
+@pytest.mark.parametrize(
+    ("first", "between", "second", "left"),
+    [
+        ((-448.0, 448.0), "float32", (-448.0, 448.0), 2),
+        ((-448.0, 448.0), "float16", (-448.0, 448.0), 2),  # float16 has 448
+        ((-448.0, 448.0), "int8", (-448.0, 448.0), 4),  # integers wrap around
+        ((0.1, 448.0), "float16", (0.1, None), 3),  # float16 has no 0.1
+        ((-500.0, 500.0), "float32", (-448.0, 448.0), 2),
+        ((0.0, None), "float32", (-448.0, 448.0), 2),
+        ((None, 6.0), "float32", (-448.0, 448.0), 2),
+        ((1.0, 2.0), "float32", (3.0, 4.0), 2),  # all are 3
+        ((2.0, 1.0), "float32", (None, 1.5), 2),
+        ((float("inf"), None), "float32", (None, 5.0), 2),
+        ((float("-inf"), None), "float32", (None, float("inf")), 0),
+    ],
+)
+def test_clamps_of_what_is_clamped(first, between, second, left):
+    g = GraphBuilder("g")
+    x = g.input("x", "float32", (len(SPECIAL),))
+    value, ttype = clamped(g, x, *first, "float32"), "float32" if between == "int8" else between
+    if between != "float32":
+        value = g.add("reshape", g.add("convert", value, type=between), shape=(len(SPECIAL), 1))
+    if between == "int8":
+        value = g.add("convert", value, type="float32")
+    graph = g.finish(clamped(g, value, *second, ttype))
+    result = rewrite(graph, BOUND_FOLDING)
+    assert sum(name in ("maximum", "minimum") for name in operators(result)) == left
+    values = np.array(SPECIAL if between != "int8" else [*SPECIAL[3:], 1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(evaluate(result, [values]), evaluate(graph, [values]))
+
+
+def test_clamps_that_others_read_stay():
+    g = GraphBuilder("g")
+    inner = clamped(g, g.input("x", "float32", (4,)), -5.0, 5.0, "float32")
+    graph = g.finish(inner, clamped(g, inner, -3.0, 3.0, "float32"))
+    assert rewrite(graph, BOUND_FOLDING) == graph
