@@ -17,11 +17,13 @@ from ladder.ir.program import Layout, TileProgram, block_graph, operand_type
 from schedules.cpu_layout import LANES, UNIT, CpuLayout, cpu_layout
 from schedules.instructions import (
     BYTE_DIGITS,
+    BYTE_SPLITS,
     DIGITS,
     INSTRUCTIONS,
     RECIPES,
     SPLITS,
     TERMS,
+    TWO_BYTES,
     columns_in_32_bits,
     pieces_of,
 )
@@ -59,6 +61,7 @@ class Row:
 
     unless: A feature of devices that do not take this row.
     groups: Columns of the shortest group that it serves; scales of rows are of one group.
+    bits: Bits of the narrowest codes that it serves.
     """
 
     m_max: int
@@ -67,6 +70,7 @@ class Row:
     tile_n: int
     unless: str = ""
     groups: int = 0
+    bits: int = 0
 
 
 def _rows(core: str, *steps: tuple[int, int, int]) -> tuple[Row, ...]:
@@ -83,24 +87,32 @@ _DIGITS = ((1, 1, 64), (2, 2, 64), (4, 4, 32))
 """The same where each row has two sums: at M = 8 products of floats take less time."""
 
 _BYTES = ((1, 1, 64), (2, 2, 64), (4, 4, 32), (LARGEST_M, 8, 16))
-"""The same where each row has three sums, or four."""
+"""The same where each row has two sums of bytes, or three."""
 
-BYTES_UP_TO: Mapping[tuple[str, bool], int] = {
-    ("float16", False): LARGEST_M,
-    ("float32", False): 1,
-    ("bfloat16", False): LARGEST_M,
-    ("bfloat16", True): 2,
+BYTES_UP_TO: Mapping[tuple[str, bool], tuple[int, int]] = {
+    (TWO_BYTES, False): (LARGEST_M, LARGEST_M),
+    (TWO_BYTES, True): (2, 4),
+    (BYTE_DIGITS, False): (LARGEST_M, LARGEST_M),
+    (BYTE_DIGITS, True): (0, 2),
 }
-"""Type of x, and whether the device multiplies bfloat16 too -> largest M of products of bytes.
+"""Digits of x, and whether the device multiplies x as bfloat16 too -> largest M of products of bytes: by
+codes of fewer than eight bits, and of eight.
 
-Measured on one core of a Zen 4, M = 1 to 128: float16 by int4 in groups of 128 takes 0.62 to 0.82 of the time
-of products of floats and 0.81 to 0.90 of that of 16-bit digits, float32 0.77 at M = 1 and as much at M = 2
-and 4; bfloat16 by int8 takes 0.65 to 0.75 of the time of products of bfloat16 up to M = 2, and 1.2 at M = 4.
+Measured on one core of a Zen 4, M = 1 to 128, beside products of floats: float16 by int4 in groups of 128
+takes 0.42 to 0.65 of the time by two digits, float32 0.56 to 0.81 by three. bfloat16 by int4 or ternary takes
+0.73 to 0.97 up to M = 2, by int8 0.58 to 0.95 up to M = 4; above 1.03 and more.
 """
 
 LEAST_BYTES_GROUP = 64
-"""Columns of a group below which sums of bytes end too often: float16 by int4, M = 16, takes twice the time
-of products of floats in groups of 32, and 0.86 in groups of 64."""
+"""Columns of a group below which sums of bytes end too often: float16 by int4, M = 16, takes 1.5 of the time
+of products of floats in groups of 32."""
+
+BYTES_IN_ORDER = Row(1, "avx512_vnni8x2", 1, 16, bits=4)
+"""One row by one row block at a time: memory is read in order.
+
+Measured on one core of a Zen 4: int4 and int8 by float16, bfloat16 take 0.87 to 1.09 of the time of four row
+blocks, 0.93 in the mean, 2-bit codes 2.1.
+"""
 
 ONE_STREAM = Row(1, "avx512_vnni", 1, 16, unless="amx_int8", groups=64)
 """One row of int8 by one row block at a time: memory is read in order.
@@ -113,6 +125,8 @@ TABLE: tuple[Row, ...] = (
     *_rows("amx_bf16", (16, 16, 32), (LARGEST_M, 32, 32)),
     *_rows("amx_int8", (16, 16, 32), (LARGEST_M, 32, 32)),
     *_rows("amx_bf16_terms", (16, 16, 32), (LARGEST_M, 32, 32)),
+    BYTES_IN_ORDER,
+    *_rows("avx512_vnni8x2", *_BYTES),
     *_rows("avx512_vnni8", *_BYTES),
     *_rows("avx512_vnni16", *_DIGITS),
     *_rows("avx512_bf16", *_VECTOR),
@@ -264,13 +278,13 @@ def _fits(gemm: Gemm, device: TileDevice, row: Row, m: int) -> bool:
         return False
     if 0 < cpu_layout(gemm).padded_group < row.groups:
         return False
-    if get_type(gemm.weight).elem_bits > INSTRUCTIONS[row.core].most_bits:
+    if not row.bits <= get_type(gemm.weight).elem_bits <= INSTRUCTIONS[row.core].most_bits:
         return False
     if 0 < group <= AMX_LONGER_THAN.get(row.core, 0):
         return False
     if instruction.split == DIGITS and not takes_digits(gemm, device):
         return False
-    if instruction.split == BYTE_DIGITS and not takes_bytes(gemm, device, m):
+    if instruction.split in BYTE_SPLITS and not takes_bytes(gemm, device, m, instruction.split):
         return False
     if m < AMX_FROM.get(row.core, 1) and not gemm.batch_invariant:  # those need one core for every m
         return False
@@ -293,19 +307,21 @@ def takes_digits(gemm: Gemm, device: TileDevice) -> bool:
     return gemm.scale and 0 < cpu_layout(gemm).padded_group <= columns_in_32_bits(largest)
 
 
-def takes_bytes(gemm: Gemm, device: TileDevice, m: int) -> bool:
+def takes_bytes(gemm: Gemm, device: TileDevice, m: int, split: str) -> bool:
     """Whether products of bytes serve a product: weights are bytes, 32 bits hold sums of a group, it pays.
 
-    Codes of eight bits are looked up for products of bfloat16, narrower ones cost those little. Machines with
-    AMX keep what was measured there.
+    Two digits are for results that are rounded to 16 bits. Codes of eight bits are looked up for products of
+    bfloat16, narrower ones cost those little. Machines with AMX keep what was measured there.
     """
     form, layout = byte_form(get_type(gemm.weight)), cpu_layout(gemm)
-    beside = gemm.activation == "bfloat16" and "avx512_bf16" in device.features
     if form is None or gemm.batch_invariant or not gemm.scale or "amx_bf16" in device.features:
         return False
-    if m > BYTES_UP_TO.get((gemm.activation, beside), 0) or (beside and layout.bits < 8):
+    if gemm.activation not in SPLITS[split] or (split == TWO_BYTES and gemm.output == "float32"):
         return False
-    return LEAST_BYTES_GROUP <= layout.padded_group <= columns_in_32_bits(form.largest, BYTE_DIGITS)
+    beside = gemm.activation == "bfloat16" and "avx512_bf16" in device.features
+    if m > BYTES_UP_TO[split, beside][layout.bits == 8]:
+        return False
+    return LEAST_BYTES_GROUP <= layout.padded_group <= columns_in_32_bits(form.largest, split)
 
 
 def takes_terms(gemm: Gemm) -> bool:

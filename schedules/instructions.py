@@ -54,6 +54,9 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
     "avx512_vnni8": Instruction(
         "float32", "float32", "float32", 1, 16, 4, _DOT, most_bits=8, split="bytes", recipe="bytes"
     ),
+    "avx512_vnni8x2": Instruction(
+        "float32", "float32", "float32", 1, 16, 4, _DOT, most_bits=8, split="two_bytes", recipe="bytes"
+    ),
     "fma": Instruction("float32", "float32", "float32", 1, 16, 1, _DOT),
 }
 """By the names that devices give their cores; 16 columns are what narrower machines split."""
@@ -67,16 +70,20 @@ def steps_in_16_bits(bits: int) -> int:
     return LARGEST_SUM // (2 * 128 * ((1 << bits) - 1))
 
 
-DIGITS, BYTE_DIGITS, TERMS = "digits", "bytes", "terms"
+DIGITS, BYTE_DIGITS, TWO_BYTES, TERMS = "digits", "bytes", "two_bytes", "terms"
 """How x becomes several numbers: digits of integers, of 16 bits or of 8, which have a sum each, or bfloat16
 terms. Weights become bytes too, each less the smallest value of their type (`tile_types.forms.Bytes`)."""
 
-DIGIT_BITS: Mapping[str, int] = {DIGITS: 16, BYTE_DIGITS: 8}
+DIGIT_BITS: Mapping[str, int] = {DIGITS: 16, BYTE_DIGITS: 8, TWO_BYTES: 8}
 """Bits of a digit."""
+
+BYTE_SPLITS = (BYTE_DIGITS, TWO_BYTES)
+"""Conversions whose digits multiply weights that are bytes."""
 
 SPLITS: Mapping[str, Mapping[str, int]] = {
     DIGITS: {"float16": 2, "bfloat16": 2},
-    BYTE_DIGITS: {"float16": 3, "bfloat16": 3, "float32": 4},
+    BYTE_DIGITS: {"float16": 3, "bfloat16": 3, "float32": 3},
+    TWO_BYTES: {"float16": 2, "bfloat16": 2},
     TERMS: {"float16": 2, "float32": 3},
 }
 """Conversion -> type of x -> numbers that an element becomes."""

@@ -64,12 +64,14 @@ CORES = (
         _row("avx512_vnni16", (1, 16, 2), x, "float32", 64, 64, "avx512f avx512bw avx512_vnni f16c")
         for x in ("bfloat16", "float16")
     ),
-    # Bytes of weights by three digits of an element, or by four.
+    # Bytes of weights by three digits of an element, or by two.
     *(
-        _row(
-            "avx512_vnni8", (1, 16, 4), x, "float32", ops, 64, "avx512f avx512bw avx512_vbmi avx512_vnni f16c"
+        _row(name, (1, 16, 4), x, "float32", ops, 64, "avx512f avx512bw avx512_vbmi avx512_vnni f16c")
+        for name, ops, given in (
+            ("avx512_vnni8x2", 64, ("bfloat16", "float16")),
+            ("avx512_vnni8", 42, ("bfloat16", "float16", "float32")),
         )
-        for x, ops in (("bfloat16", 42), ("float16", 42), ("float32", 32))
+        for x in given
     ),
     _row("fma", (1, 4, 1), "float32", "float32", 16, 16, "asimd"),
     _row("fma", (1, 4, 1), "bfloat16", "float32", 16, 16, "asimd"),

@@ -10,11 +10,13 @@ from ladder.ir.program.rewriting import made_anew, rewritten
 from schedules.cpu_layout import UNIT, bytes_group
 from schedules.instructions import (
     BYTE_DIGITS,
+    BYTE_SPLITS,
     DIGIT_BITS,
     INSTRUCTIONS,
     OPERAND_TILES,
     SPLITS,
     SUM_TILES,
+    TWO_BYTES,
     Instruction,
     columns_in_32_bits,
 )
@@ -110,12 +112,14 @@ class Use(Transform):
         """Check that sums of products of digits stay integers of 32 bits."""
         ttype, group = program.operand("w").tile.ttype, program.extent("k")
         form = byte_form(ttype)
-        largest = form.largest if split == BYTE_DIGITS and form else largest_integer(ttype)
+        largest = form.largest if split in BYTE_SPLITS and form else largest_integer(ttype)
         assert largest is not None  # weights are integers by now
         most = columns_in_32_bits(largest, split)
         fits = isinstance(group, int) and group <= most
         self.check(fits, f"sums of up to {most} columns are exact: {group} are too many")
         self.check(program.has("scale"), "units are those of groups: the weight has no scales")
+        rounded = program.operand("y").ttype != "float32"
+        self.check(rounded or split != TWO_BYTES, "two digits are for results that are rounded to 16 bits")
 
     def _check_nest(self, program: TileProgram, row: Instruction) -> None:
         loops = program.product[1]
@@ -148,7 +152,7 @@ class Use(Transform):
         self.check(x.tile.layout == Layout("words", (m,)), f"slice m leaves {m} rows: map x to words({m})")
         self.check(n % row.columns == 0, f"{n} columns are no multiple of {row.columns}: slice n")
         unit = program.extent("k")
-        if row.split == BYTE_DIGITS:
+        if row.split in BYTE_SPLITS:
             least = bytes_group(program.operand("w").tile.ttype.elem_bits)
             fits = isinstance(unit, int) and unit >= least
             self.check(fits, f"a step of bytes takes {least} columns of a group at least, not {unit}")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from ladder.ir.gemm import ACTIVATIONS, Gemm
+from ladder.ir.gemm import ACTIVATIONS
 from ladder.ir.program import operand_type
 from ladder.lower import cpu
 from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import compile_module
 from ladder.runtime.model.joined import numbers_side_by_side
 from schedules.cpu_layout import cpu_layout
-from schedules.cpu_policy import cpu_candidates, cpu_schedule, proposal, takes_digits
-from schedules.instructions import BYTE_DIGITS, INSTRUCTIONS, RECIPES, SPLITS
+from schedules.cpu_policy import cpu_candidates, proposal, takes_digits
+from schedules.instructions import BYTE_SPLITS, INSTRUCTIONS, RECIPES, SPLITS, TWO_BYTES
 from targets import get_device, host_cpu
 from tests.numeric.cpu_problems import (
     BOUNDS,
@@ -54,8 +53,9 @@ def cores(device, gemm):
     rows = {core: INSTRUCTIONS[core] for core in names}
     fitting = {core for core, row in rows.items() if row.operand in operands and bits <= row.most_bits}
     fitting -= set() if takes_digits(gemm, device) else {"avx512_vnni16"}
-    bytes_fit = byte_form(get_type(gemm.weight)) and gemm.activation in SPLITS[BYTE_DIGITS] and gemm.scale
-    fitting -= set() if bytes_fit else {"avx512_vnni8"}
+    for core, split in ((core, rows[core].split) for core in names if rows[core].split in BYTE_SPLITS):
+        fits = byte_form(get_type(gemm.weight)) and gemm.activation in SPLITS[split] and gemm.scale
+        fitting -= set() if fits and (split != TWO_BYTES or gemm.output != "float32") else {core}
     return [proposal(gemm, device, core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
 
 
@@ -198,143 +198,6 @@ def test_sums_of_16_bits_never_saturate(bits: int) -> None:
     x, y = torch.tensor([-128, 127], dtype=torch.int8)[:, None].repeat(1, 256), torch.empty(2, 16)
     entry(x, *cpu.pack(case.gemm, weight).values(), y)
     assert torch.equal(y, torch.tensor([-128.0, 127.0])[:, None].repeat(1, 16) * 256 * largest)
-
-
-BYTES = pytest.mark.skipif(
-    not {"avx512_vnni", "avx512_vbmi"} <= HOST.features, reason="this CPU has no AVX-512 VNNI and VBMI"
-)
-DIGITS = pytest.mark.skipif("avx512_vnni" not in HOST.features, reason="this CPU has no AVX-512 VNNI")
-
-
-@DIGITS
-@pytest.mark.parametrize(("weight", "group"), [("int8", 480), ("uint8", 256), ("int4", 2048)])
-def test_sums_of_digits_stay_in_32_bits(weight: str, group: int) -> None:
-    """The largest digits by the largest weights, of as many columns as an instruction takes."""
-    case, element = problem(weight, "bfloat16", 16, 2 * group, group), get_type(weight)
-    assert takes_digits(case.gemm, HOST) or HOST.name in ("cpu/avx512_bf16", "cpu/znver4")
-    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "avx512_vnni16", 2, 16)])
-    largest = max(element.values(), key=abs)
-    codes = np.full((16, 2 * group), int(element.encode(np.array([largest]))[0]), np.uint8)
-    weights = QuantizedTensor.from_codes(codes, element, (1, group), scale=np.ones((16, 2), np.float16))
-    x = torch.tensor([[1.0], [-255 / 256]]).bfloat16().repeat(1, 2 * group)
-    y = torch.empty(2, 16)
-    entry(x, *cpu.pack(case.gemm, weights).values(), y)
-    assert torch.equal(y, x[:, :1].float() * 2 * group * float(largest) * torch.ones(1, 16))
-
-
-@BYTES
-@pytest.mark.parametrize(
-    ("weight", "group"), [("int8", 4096), ("uint8", 65760), ("fp4_e2m1", 64), ("uint1", 32)]
-)
-@pytest.mark.parametrize("activation", ["float16", "float32"])
-def test_sums_of_bytes_stay_in_32_bits(weight: str, activation: str, group: int) -> None:
-    """The largest digits by the largest weights, and the least, of as many columns as it takes."""
-    case, element = problem(weight, activation, 16, 2 * group, group), get_type(weight)
-    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "avx512_vnni8", 2, 16)])
-    ends = np.array([element.values().min(), element.values().max()])
-    codes = np.repeat(element.encode(ends).astype(np.uint8), 8)[:, None].repeat(2 * group, 1)
-    weights = QuantizedTensor.from_codes(codes, element, (1, group), scale=np.ones((16, 2), np.float16))
-    # The top digit is the largest that there is: 2047 / 1024 is worth 64 - 2**-5 of them.
-    x = torch.tensor([[2047 / 1024], [-2047 / 1024]]).to(getattr(torch, activation)).repeat(1, 2 * group)
-    y = torch.empty(2, 16)
-    entry(x, *cpu.pack(case.gemm, weights).values(), y)
-    exact = x[:, :1].double() * 2 * group * torch.from_numpy(ends).repeat_interleave(8)
-    assert torch.allclose(y.double(), exact, rtol=2**-22, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("device", "activation", "weight", "group", "chosen"),
-    [
-        ("avx512_bf16", "float16", "int4", 128, {1: True, 16: True, 128: True}),
-        ("avx512_bf16", "float32", "fp4_e2m1", 64, {1: True, 16: False}),
-        ("avx512_bf16", "bfloat16", "int4", 128, {1: False}),
-        ("avx512_bf16", "bfloat16", "int8", 128, {1: True, 4: False}),
-        ("avx512_bf16", "float16", "int4", 32, {1: False}),
-        ("avx512_bf16", "float16", "nf4", 128, {1: False}),
-        ("amx", "float16", "int4", 128, {1: False}),
-    ],
-)
-def test_bytes_are_chosen_where_they_pay(
-    device: str, activation: str, weight: str, group: int, chosen: dict[int, bool]
-) -> None:
-    gemm = Gemm(256, 512, weight, activation, activation, group)
-    found = {m: cpu_schedule(gemm, get_device(f"cpu/{device}"), m).instruction for m in chosen}
-    assert {m: name == "avx512_vnni8" for m, name in found.items()} == chosen
-
-
-@pytest.mark.parametrize(
-    ("device", "group", "columns"),
-    [("avx512_bf16", 64, 16), ("avx512_bf16", 512, 16), ("avx512_bf16", 32, 128), ("amx", 128, 128)],
-)
-def test_one_row_of_int8_is_read_in_order_where_that_was_measured(
-    device: str, group: int, columns: int
-) -> None:
-    """One row block at a time, whose steps take partial sums in turn."""
-    gemm = Gemm(256, 512, "int4", "int8", "float32", group)
-    assert f"slice n by {columns} over threads" in str(cpu_schedule(gemm, get_device(f"cpu/{device}"), 1))
-
-
-@BYTES
-@pytest.mark.parametrize(
-    ("weight", "group"), [("uint1", 16), ("int8", 65792 + 32), ("int3", 64), ("nf4", 64)]
-)
-def test_what_bytes_cannot_hold_is_refused(weight: str, group: int) -> None:
-    case = problem(weight, "float16", 16, group + 32, group)
-    with pytest.raises(ScheduleError, match=r"columns|hold every value"):
-        emit(case.gemm, HOST, proposal(case.gemm, HOST, "avx512_vnni8", 2, 16), "entry")
-
-
-@BYTES
-def test_elements_far_below_the_largest_of_their_group_are_exact_in_bytes() -> None:
-    """One element of 2**11 beside elements of 1 to 2: float16 has no digits below those of three bytes."""
-    case = problem("int4", "float16", 16, 128, 64)
-    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "avx512_vnni8", 1, 16)])
-    codes = np.full((16, 128), 1, np.uint8)
-    codes[:, 5] = 0
-    weights = QuantizedTensor.from_codes(codes, get_type("int4"), (1, 64), scale=np.ones((16, 2), np.float16))
-    x, y = torch.ones(1, 128).half() + 2**-10, torch.empty(1, 16)
-    x[0, 5] = 2047.0
-    entry(x, *cpu.pack(case.gemm, weights).values(), y)
-    assert torch.equal(y, torch.full((1, 16), 127 * (1 + 2**-10)))
-
-
-@DIGITS
-def test_groups_too_long_for_digits_are_refused() -> None:
-    case = problem("int8", "bfloat16", 16, 1024, 512)
-    assert not takes_digits(case.gemm, HOST)
-    with pytest.raises(ScheduleError, match="sums of up to 511 columns are exact: 512 are too many"):
-        emit(case.gemm, HOST, proposal(case.gemm, HOST, "avx512_vnni16", 2, 16), "entry")
-
-
-SPLIT_CORES = {
-    "avx512_vnni16": ("bfloat16", 2, 16),
-    "avx512_vnni8": ("bfloat16", 2, 16),
-    "amx_bf16_terms": ("float32", 16, 32),
-}
-"""Instruction that takes x in pieces -> type of x, and register tile."""
-
-
-@pytest.mark.parametrize("core", SPLIT_CORES)
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30, 3.3e38, 1e-38, -0.0])
-def test_special_values_in_pieces(core: str, value: float) -> None:
-    """A product with one of them is what the exact one is, an overflow included."""
-    if core not in {own.name for own in HOST.cores}:
-        pytest.skip(f"this CPU has no {core}")
-    activation, tile_m, tile_n = SPLIT_CORES[core]
-    case = problem("int4", activation, 64, 256, 64)
-    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, core, tile_m, tile_n)])
-    x, y = activations(case.gemm, 2), torch.empty(2, 64)
-    x[0, 70] = value
-    entry(x, *cpu.pack(case.gemm, case.weight).values(), y)
-    wanted = x.double() @ torch.from_numpy(np.asarray(case.weight.dequantize("float64"))).T
-    bits = {"avx512_vnni16": 29, "avx512_vnni8": 21}.get(core, math.inf)
-    largest = x[0].double().abs().nan_to_num(0, 0).max()
-    unit = float(largest) * 2.0**-bits * 64 * 8  # of a group whose weights are at most 8 scales
-    if value == 3.3e38:  # integers are summed before they are scaled
-        above = wanted[0].abs() > unit
-        assert torch.equal(y[0].sign().double()[above], wanted[0].sign()[above])
-        y, wanted = y[1:], wanted[1:]
-    assert torch.allclose(y.double(), wanted, rtol=1e-4, atol=1e-4 + unit, equal_nan=True)
 
 
 def test_one_build_serves_other_shapes() -> None:

@@ -10,7 +10,7 @@ from ladder.lower.skeletons.loopnest.amx import TileNest
 from ladder.lower.skeletons.loopnest.decode import helpers_of
 from ladder.lower.skeletons.loopnest.dots import ByteDigitNest, DigitNest, PairNest, VectorNest
 from ladder.lower.skeletons.loopnest.nest import declare_arguments, kernel_of
-from schedules.instructions import BYTE_DIGITS, DIGITS, INSTRUCTIONS
+from schedules.instructions import BYTE_SPLITS, DIGITS, INSTRUCTIONS
 
 PAIRS = "avx2_maddubs"
 """The instruction whose sums have 16 bits at first."""
@@ -18,7 +18,7 @@ PAIRS = "avx2_maddubs"
 NESTS: Mapping[str, type[VectorNest]] = {
     PAIRS: PairNest,
     **{name: DigitNest for name, row in INSTRUCTIONS.items() if row.split == DIGITS},
-    **{name: ByteDigitNest for name, row in INSTRUCTIONS.items() if row.split == BYTE_DIGITS},
+    **{name: ByteDigitNest for name, row in INSTRUCTIONS.items() if row.split in BYTE_SPLITS},
 }
 """Instruction -> its nest, where it is not that of all on vector or on tile registers."""
 

@@ -20,7 +20,7 @@ from ladder.lower.cpu import vectors as v
 from ladder.lower.cpu.vectors import as_float, bits_of
 from schedules.cpu_layout import LANES, UNIT, CpuLayout
 
-WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4, "digits": 2, "bytes": 4, "terms": 2}
+WORD_COLUMNS = {"float32": 1, "bfloat16": 2, "int8": 4, "digits": 2, "bytes": 4, "two_bytes": 4, "terms": 2}
 """Columns in one 32-bit word of each operand type."""
 
 PARTS = 8
@@ -32,7 +32,7 @@ class Activations:
     """The prepared activations of a number of blocks of rows.
 
     layout: The packed weight's layout, which the columns follow.
-    operand: ``"float32"``, ``"bfloat16"``, ``"int8"``, ``"digits"``, ``"bytes"`` or ``"terms"``.
+    operand: ``"float32"``, ``"bfloat16"``, ``"int8"``, ``"terms"`` or digits.
     activation: Element type of x.
     rows: Rows per block, a power of two up to 16.
     x: The argument ``[M, K]``.

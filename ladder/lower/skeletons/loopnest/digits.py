@@ -73,6 +73,16 @@ class DigitActivations(Activations):
         """Bits of the largest magnitude of scaled elements: the top digit has one to spare, and its sign."""
         return self.width * self.digits - 2
 
+    @property
+    def largest(self) -> int:
+        """The largest magnitude of scaled elements."""
+        return 1 << self.scaled_bits
+
+    @property
+    def beyond(self) -> int:
+        """What carries magnitudes above the largest, as fractions of a float32, to the next power of two."""
+        return 0
+
     def prepare(self, block: Expr, first: Expr) -> None:
         """Emit the preparation of one block, whose first row is ``first``."""
         chunks = self.chunks_of_a_group
@@ -82,10 +92,9 @@ class DigitActivations(Activations):
                 self.widen(values, first + local, group * chunks + chunk, chunk * self.chunk)
             place = (block * self.groups + group) * self.rows + local
             largest = self._largest(values)
-            exponent = b.bind(
-                tirx.max(T.shift_right(largest, T.uint32(EXPONENT_BITS)), T.uint32(LEAST_EXPONENT))
-            )
-            finite = exponent < T.uint32(SPECIAL)
+            finite = largest < T.uint32(SPECIAL << EXPONENT_BITS)
+            carried = T.shift_right(largest + T.uint32(self.beyond), T.uint32(EXPONENT_BITS))
+            exponent = b.bind(tirx.max(carried, T.uint32(LEAST_EXPONENT)))
             unit = _float(T.shift_left(exponent - T.uint32(self.scaled_bits - 1), T.uint32(EXPONENT_BITS)))
             b.store(self.unit, tirx.Select(finite, unit, _float(largest)) * T.float32(self.worth), place)
             shift = tirx.Select(finite, T.uint32(253 + self.scaled_bits) - exponent, T.uint32(1))
@@ -126,13 +135,17 @@ class DigitActivations(Activations):
             b.store(self.words, _pair(*(number + T.int32(1 << (HALF - 1)) for number in (even, odd))), place)
             b.store(self.words, T.reinterpret("uint32", low), place + 1)
 
+    def whole(self, scaled: Expr) -> Expr:
+        """Return what of a scaled element becomes an integer, by cutting its fraction off."""
+        return scaled
+
     def integers(self, values: Any, factor: Expr, chunk: Expr) -> Any:
         """Emit the scaled elements of a chunk, the largest of which has `scaled_bits`."""
-        largest, numbers = float(1 << self.scaled_bits), v.scratch(self.chunk, "int32")
+        largest, numbers = float(self.largest), v.scratch(self.chunk, "int32")
         with b.vector(self.chunk) as lane:
             scaled = values[chunk * self.chunk + lane] * factor
             bounded = tirx.max(tirx.min(scaled, T.float32(largest)), T.float32(-largest))  # of NaN as well
-            b.store(numbers, T.Cast("int32", bounded), lane)
+            b.store(numbers, T.Cast("int32", self.whole(bounded)), lane)
         return numbers
 
 
@@ -161,11 +174,13 @@ def columns_of_step(bits: int, step: int) -> tuple[int, ...]:
 class ByteDigitActivations(DigitActivations):
     """Activations as digits of eight bits: ``words[block][step][row][digit]``, the uppermost first.
 
-    Elements become integers of 23 bits where x has 16 (three digits) and of 31 where it has 32 (four). One
-    of 16 bits is exact if it is at least ``2**-11`` of the largest of its group (``2**-14`` in bfloat16).
-    Weights are bytes that count from the smallest value of their type, for which the sums of a group's digits
-    make up. Packed codes of float products lie in halves of 32-bit lanes; read as bytes, a step has four
-    other columns (`columns_of_step`), and x follows them.
+    Elements become integers, rounded, of 24 bits with their sign (three digits): one is off by at most
+    ``2**-24`` of the power of two above the largest of its group. One of 16 bits is exact if it is at least
+    ``2**-11`` of the largest (``2**-14`` in bfloat16). Where results are rounded to 16 bits as well, two
+    digits do: elements are off by at most ``2**-16`` of that power, results of random weights in groups of
+    128 by ``2**-13`` of their size. Weights are bytes that count from the smallest value of their type, for
+    which the sums of a group's digits make up. Packed codes of float products lie in halves of 32-bit lanes;
+    read as bytes, a step has four other columns (`columns_of_step`), and x follows them.
 
     element: The weight's type.
     starts: int32 ``[block][group][row][digit]``: what sums begin with, None where bytes are values.
@@ -173,6 +188,27 @@ class ByteDigitActivations(DigitActivations):
 
     element: TType
     starts: Any
+
+    @property
+    def scaled_bits(self) -> int:
+        """Bits of the largest magnitude of scaled elements: all but the sign."""
+        return self.width * self.digits - 1
+
+    @property
+    def largest(self) -> int:
+        """The largest magnitude of scaled elements: every digit is the largest."""
+        base: int = 1 << self.width
+        return sum((base // 2 - 1) * base**digit for digit in range(self.digits))
+
+    @property
+    def beyond(self) -> int:
+        """What carries magnitudes above the largest, as fractions of a float32, to the next power of two."""
+        held = self.largest << (EXPONENT_BITS + 1 - self.scaled_bits)
+        return (2 << EXPONENT_BITS) - held - 1
+
+    def whole(self, scaled: Expr) -> Expr:
+        """Return the integer next to a scaled element."""
+        return T.nearbyint(scaled)
 
     @property
     def worth(self) -> float:

@@ -270,6 +270,7 @@ INSTRUCTIONS: Mapping[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "avx512_vnni": v.dot_int8,
     "avx512_vnni16": v.dot_int16,
     "avx512_vnni8": v.dot_int8,
+    "avx512_vnni8x2": v.dot_int8,
     "fma": _fma,
 }
 """Instruction -> what emits ``total`` plus the products of one step."""

@@ -48,7 +48,7 @@ from ladder.lower.skeletons.loopnest.decode import (
 from ladder.lower.skeletons.loopnest.digits import ByteDigitActivations, DigitActivations
 from ladder.lower.skeletons.loopnest.terms import TermActivations
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
-from schedules.instructions import BYTE_DIGITS, DIGITS, SPLITS, TERMS, pieces_of
+from schedules.instructions import BYTE_DIGITS, BYTE_SPLITS, DIGITS, SPLITS, TERMS, pieces_of
 
 NAMES = {"w": "words", "scale": "scales", "zero": "zeros"}
 """Arguments that kernels call by what packing makes of them."""
@@ -180,7 +180,7 @@ def _activations(
     count = blocks * args.groups * words
     if operand == DIGITS:
         return DigitActivations(*parts, v.scratch(count, "float32"))
-    if operand == BYTE_DIGITS:
+    if operand in BYTE_SPLITS:
         element = program.operand("w").tile.ttype
         starts = v.scratch(count * pieces, "int32") if form_of(element).low else None
         return ByteDigitActivations(*parts, v.scratch(count, "float32"), element, starts)

@@ -1,0 +1,208 @@
+"""CPU products of activations in pieces: integer digits of 16 and of 8 bits, terms of bfloat16."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ladder.ir.gemm import Gemm
+from ladder.lower import cpu
+from ladder.lower.build import emit
+from schedules.cpu_policy import cpu_schedule, proposal, takes_digits
+from schedules.instructions import INSTRUCTIONS, SPLITS
+from targets import get_device, host_cpu
+from tests.numeric.cpu_problems import activations, compile_entries, problem
+from tile_types import QuantizedTensor, get_type
+from tile_types.errors import ScheduleError
+
+HOST = host_cpu()
+
+BYTES = pytest.mark.skipif(
+    not {"avx512_vnni", "avx512_vbmi"} <= HOST.features, reason="this CPU has no AVX-512 VNNI and VBMI"
+)
+DIGITS = pytest.mark.skipif("avx512_vnni" not in HOST.features, reason="this CPU has no AVX-512 VNNI")
+
+
+@DIGITS
+@pytest.mark.parametrize(("weight", "group"), [("int8", 480), ("uint8", 256), ("int4", 2048)])
+def test_sums_of_digits_stay_in_32_bits(weight: str, group: int) -> None:
+    """The largest digits by the largest weights, of as many columns as an instruction takes."""
+    case, element = problem(weight, "bfloat16", 16, 2 * group, group), get_type(weight)
+    assert takes_digits(case.gemm, HOST) or HOST.name in ("cpu/avx512_bf16", "cpu/znver4")
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "avx512_vnni16", 2, 16)])
+    largest = max(element.values(), key=abs)
+    codes = np.full((16, 2 * group), int(element.encode(np.array([largest]))[0]), np.uint8)
+    weights = QuantizedTensor.from_codes(codes, element, (1, group), scale=np.ones((16, 2), np.float16))
+    x = torch.tensor([[1.0], [-255 / 256]]).bfloat16().repeat(1, 2 * group)
+    y = torch.empty(2, 16)
+    entry(x, *cpu.pack(case.gemm, weights).values(), y)
+    assert torch.equal(y, x[:, :1].float() * 2 * group * float(largest) * torch.ones(1, 16))
+
+
+@BYTES
+@pytest.mark.parametrize(
+    ("weight", "group"), [("int8", 4096), ("uint8", 65760), ("fp4_e2m1", 64), ("uint1", 32)]
+)
+@pytest.mark.parametrize(
+    ("activation", "core", "output"),
+    [
+        ("float16", "avx512_vnni8", "float32"),
+        ("float32", "avx512_vnni8", "float32"),
+        ("bfloat16", "avx512_vnni8x2", "bfloat16"),
+    ],
+)
+def test_sums_of_bytes_stay_in_32_bits(
+    weight: str, group: int, activation: str, core: str, output: str
+) -> None:
+    """The largest digits by the largest weights, and the least, of as many columns as it takes."""
+    case, element = problem(weight, activation, 16, 2 * group, group, output=output), get_type(weight)
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, core, 2, 16)])
+    ends = np.array([element.values().min(), element.values().max()])
+    codes = np.repeat(element.encode(ends).astype(np.uint8), 8)[:, None].repeat(2 * group, 1)
+    weights = QuantizedTensor.from_codes(codes, element, (1, group), scale=np.ones((16, 2), np.float16))
+    # The top digit is the largest that there is: below 254 / 128 powers of two are one less.
+    x = torch.tensor([[253 / 128], [-253 / 128]]).to(getattr(torch, activation)).repeat(1, 2 * group)
+    y = torch.empty(2, 16, dtype=getattr(torch, output))
+    entry(x, *cpu.pack(case.gemm, weights).values(), y)
+    exact = x[:, :1].double() * 2 * group * torch.from_numpy(ends).repeat_interleave(8)
+    assert torch.allclose(y.double(), exact, rtol=2**-22 if output == "float32" else 2**-9, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("device", "activation", "weight", "group", "chosen"),
+    [
+        ("avx512_bf16", "float16", "int4", 128, {1: True, 16: True, 128: True}),
+        ("avx512_bf16", "float32", "fp4_e2m1", 64, {1: True, 16: True}),
+        ("avx512_bf16", "bfloat16", "int4", 128, {1: True, 2: True, 4: False}),
+        ("avx512_bf16", "bfloat16", "int8", 128, {1: True, 4: True, 8: False}),
+        ("avx512_bf16", "float16", "int4", 32, {1: False}),
+        ("avx512_bf16", "float16", "nf4", 128, {1: False}),
+        ("amx", "float16", "int4", 128, {1: False}),
+    ],
+)
+def test_bytes_are_chosen_where_they_pay(
+    device: str, activation: str, weight: str, group: int, chosen: dict[int, bool]
+) -> None:
+    gemm = Gemm(256, 512, weight, activation, activation, group)
+    found = {m: cpu_schedule(gemm, get_device(f"cpu/{device}"), m).instruction for m in chosen}
+    core = "avx512_vnni8" if activation == "float32" else "avx512_vnni8x2"
+    assert {m: name == core for m, name in found.items()} == chosen
+
+
+@pytest.mark.parametrize(("activation", "most"), [("float16", 2), ("bfloat16", 2), ("float32", 3)])
+def test_results_of_16_bits_take_two_digits_and_float32_three(activation: str, most: int) -> None:
+    """Half of what two digits leave out is below a rounding of the result, in float32 it would not be."""
+    device = get_device("cpu/avx512_bf16")
+    for output, digits in ((activation, most), ("float32", 3)):
+        core = cpu_schedule(Gemm(256, 512, "int8", activation, output, 128), device, 1).instruction
+        assert SPLITS[INSTRUCTIONS[core].split][activation] == digits
+    short = Gemm(256, 512, "int4", "bfloat16", "float32", 128)
+    with pytest.raises(ScheduleError, match="two digits are for results that are rounded to 16 bits"):
+        emit(short, device, proposal(short, device, "avx512_vnni8x2", 2, 16), "entry")
+
+
+@pytest.mark.parametrize(
+    ("device", "group", "columns"),
+    [("avx512_bf16", 64, 16), ("avx512_bf16", 512, 16), ("avx512_bf16", 32, 128), ("amx", 128, 128)],
+)
+def test_one_row_of_int8_is_read_in_order_where_that_was_measured(
+    device: str, group: int, columns: int
+) -> None:
+    """One row block at a time, whose steps take partial sums in turn."""
+    gemm = Gemm(256, 512, "int4", "int8", "float32", group)
+    assert f"slice n by {columns} over threads" in str(cpu_schedule(gemm, get_device(f"cpu/{device}"), 1))
+
+
+@BYTES
+@pytest.mark.parametrize(
+    ("weight", "group"), [("uint1", 16), ("int8", 65792 + 32), ("int3", 64), ("nf4", 64)]
+)
+def test_what_bytes_cannot_hold_is_refused(weight: str, group: int) -> None:
+    case = problem(weight, "float16", 16, group + 32, group)
+    with pytest.raises(ScheduleError, match=r"columns|hold every value"):
+        emit(case.gemm, HOST, proposal(case.gemm, HOST, "avx512_vnni8", 2, 16), "entry")
+
+
+@BYTES
+def test_elements_far_below_the_largest_of_their_group_are_exact_in_bytes() -> None:
+    """One element of 2**11 beside elements of 1 to 2: float16 has no digits below those of three bytes."""
+    case = problem("int4", "float16", 16, 128, 64)
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, "avx512_vnni8", 1, 16)])
+    codes = np.full((16, 128), 1, np.uint8)
+    codes[:, 5] = 0
+    weights = QuantizedTensor.from_codes(codes, get_type("int4"), (1, 64), scale=np.ones((16, 2), np.float16))
+    x, y = torch.ones(1, 128).half() + 2**-10, torch.empty(1, 16)
+    x[0, 5] = 2047.0
+    entry(x, *cpu.pack(case.gemm, weights).values(), y)
+    assert torch.equal(y, torch.full((1, 16), 127 * (1 + 2**-10)))
+
+
+@BYTES
+@pytest.mark.parametrize(
+    ("core", "activation", "bits"),
+    [("avx512_vnni8x2", "float16", 16), ("avx512_vnni8x2", "bfloat16", 16), ("avx512_vnni8", "float32", 24)],
+)
+def test_elements_are_off_by_half_a_unit_of_their_group(core: str, activation: str, bits: int) -> None:
+    """Row i reads element i alone; the power of two above the largest of its group bounds its error."""
+    output = activation if activation == "float32" else "bfloat16"
+    case = problem("int4", activation, 128, 128, 64, output=output)
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, core, 1, 16)])
+    weights = QuantizedTensor.from_codes(
+        np.eye(128, dtype=np.uint8), get_type("int4"), (1, 64), scale=np.ones((128, 2), np.float16)
+    )
+    random = torch.Generator().manual_seed(0)
+    for largest in (1.0, 1.98, 1.9999, 3.0, 2.0**-10):
+        x = torch.rand(1, 128, generator=random) * 2 * largest - largest
+        x[0, 5] = largest
+        x, y = x.to(getattr(torch, activation)), torch.empty(1, 128, dtype=getattr(torch, output))
+        entry(x, *cpu.pack(case.gemm, weights).values(), y)
+        # Magnitudes above 127 of every digit take the next power of two.
+        above = x.double().abs().reshape(2, 64).amax(1) / (1 - 2.0**-7)
+        bound = 2.0 ** (above.log2().ceil() - bits).repeat_interleave(64)
+        rounding = x.double().abs()[0] * (0 if output == "float32" else 2.0**-8)
+        assert bool(((y.double() - x.double()).abs()[0] <= bound + rounding).all())
+
+
+@DIGITS
+def test_groups_too_long_for_digits_are_refused() -> None:
+    case = problem("int8", "bfloat16", 16, 1024, 512)
+    assert not takes_digits(case.gemm, HOST)
+    with pytest.raises(ScheduleError, match="sums of up to 511 columns are exact: 512 are too many"):
+        emit(case.gemm, HOST, proposal(case.gemm, HOST, "avx512_vnni16", 2, 16), "entry")
+
+
+SPLIT_CORES = {
+    "avx512_vnni16": ("bfloat16", 2, 16),
+    "avx512_vnni8": ("bfloat16", 2, 16),
+    "avx512_vnni8x2": ("bfloat16", 2, 16),
+    "amx_bf16_terms": ("float32", 16, 32),
+}
+"""Instruction that takes x in pieces -> type of x, and register tile."""
+
+
+@pytest.mark.parametrize("core", SPLIT_CORES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30, 3.3e38, 1e-38, -0.0])
+def test_special_values_in_pieces(core: str, value: float) -> None:
+    """A product with one of them is what the exact one is, an overflow included."""
+    if core not in {own.name for own in HOST.cores}:
+        pytest.skip(f"this CPU has no {core}")
+    activation, tile_m, tile_n = SPLIT_CORES[core]
+    output = "bfloat16" if core == "avx512_vnni8x2" else "float32"
+    case = problem("int4", activation, 64, 256, 64, output=output)
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, core, tile_m, tile_n)])
+    x, y = activations(case.gemm, 2), torch.empty(2, 64, dtype=getattr(torch, output))
+    x[0, 70] = value
+    entry(x, *cpu.pack(case.gemm, case.weight).values(), y)
+    wanted = x.double() @ torch.from_numpy(np.asarray(case.weight.dequantize("float64"))).T
+    bits = {"avx512_vnni16": 29, "avx512_vnni8": 21, "avx512_vnni8x2": 15}.get(core, math.inf)
+    largest = x[0].double().abs().nan_to_num(0, 0).max()
+    unit = float(largest) * 2.0**-bits * 64 * 8  # of a group whose weights are at most 8 scales
+    if value == 3.3e38:  # integers are summed before they are scaled
+        above = wanted[0].abs() > unit
+        assert torch.equal(y[0].sign().double()[above], wanted[0].sign()[above])
+        y, wanted = y[1:], wanted[1:]
+    rounding = 1e-4 if output == "float32" else 2**-8
+    assert torch.allclose(y.double(), wanted, rtol=rounding, atol=1e-4 + unit, equal_nan=True)
