@@ -12,8 +12,7 @@ from onnx import parser
 
 import ladder
 from benchmarks import onnx_suite
-from ladder.frontend.onnx_dialects import restated
-from ladder.frontend.onnx_file import open_onnx
+from ladder.frontend.onnx_file import open_onnx, restated
 from ladder.runtime.model import build
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import LadderError

@@ -11,7 +11,7 @@ import ladder
 from ladder.ir.parser import parse
 from ladder.rewrite.identities import LAYOUT_FOLDING
 from ladder.rewrite.rules import rewrite
-from ladder.runtime.model import chain_calls
+from ladder.runtime.model import binders
 
 
 def test_parts_without_elements_are_no_reason_to_compute_by_reference(
@@ -24,7 +24,7 @@ def test_parts_without_elements_are_no_reason_to_compute_by_reference(
     def refuse(*_: object) -> None:
         raise AssertionError("by reference")
 
-    monkeypatch.setattr(chain_calls, "by_reference", refuse)
+    monkeypatch.setattr(binders, "by_reference", refuse)
     fast = ladder.compile(rotated)
     with torch.no_grad():
         for rows in (4, 5, 7):

@@ -19,7 +19,7 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.ops import get_operator
 from ladder.runtime.compile import Request, gated_schedule, plan_for, request_for, streaming_schedule
 from ladder.runtime.model import prepared
-from ladder.runtime.model.gated_experts import grouped_request
+from ladder.runtime.model.prepared import grouped_request
 from ladder.simulate import simulate_launch
 from schedules.legal import is_legal
 from schedules.schedule import GpuSchedule

@@ -20,7 +20,7 @@ from ladder.superopt.generator.instantiate import symbolic_program
 from ladder.superopt.generator.report import operators_of
 from ladder.superopt.generator.structure import GraphStep, Mapping, Prefix, Structure
 from ladder.superopt.verifier import verify_for_all_extents
-from ladder.superopt.verifier.whole import whole
+from ladder.superopt.verifier.congruence import whole
 from targets import get_device
 from tile_types.errors import VerificationError
 

@@ -19,6 +19,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda.functions import rounded_pair
 from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums, Sum
 from ladder.lower.cuda.wgmma_geometry import (
     WARP_ROWS,
@@ -88,17 +89,6 @@ TEAM_BARRIER = 8
 
 WAYS = 2
 """Loads from staging that are in flight at once."""
-
-PACK = """
-__device__ __forceinline__ unsigned ladder_pack_{name}(float low, float high) {{
-  unsigned packed;
-  asm("cvt.rn.{ptx}.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}}
-"""
-
-PACKED: Mapping[str, str] = {"float16": "f16x2", "bfloat16": "bf16x2"}
-"""PTX's name of two elements of a 16-bit output type."""
 
 
 @dataclass(frozen=True)
@@ -342,15 +332,14 @@ class _TeamStore:
 
     def _stage_halves(self, m: int, turn: range, value: Sum, slot: Expr) -> None:
         """Round to 16 bits and store transposed 8x8 matrices: two halves of the rows by up to 16 columns."""
-        name, lane = self.gemm.output, self.who.lane
-        source = PACK.format(name=name, ptx=PACKED[name])
+        lane = self.who.lane
         for start in range(0, len(turn), 16):
             count = min(16, len(turn) - start) // 4
             registers = []
             for matrix in range(count):
                 index = (turn.start + start) // 2 + 2 * matrix
                 low, high = (self._sum(m, index + i, value) for i in (0, 1))
-                registers.append(b.call_inline(f"ladder_pack_{name}", source, "uint32", low, high))
+                registers.append(rounded_pair(low, high, self.gemm.output))
             place = start + lane // 16 % (count // 2) * 8 + lane % 8
             target = swizzled_run(place, self.member * 2 + lane // 8 % 2, self.runs) * self.run
             spelling = f"stmatrix.sync.aligned.m8n8.x{count}.trans.shared.b16"

@@ -185,13 +185,13 @@ class MatrixStep:
             self.perform(weight, acc, totals, weights, _activations(issue, a, b), start)
 
     def perform(
-        self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], b: list[Expr], start: Any
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], x: list[Expr], start: Any
     ) -> None:
         """Emit one instruction into registers ``totals`` of ``acc``; the rest as for `emit`."""
         from ladder.lower import builder
 
         sums = [acc[i] for i in totals]
-        builder.ptx(self.spelling.format(w=PTX_FP8.get(weight, "")), *sums, *a, *b, *(start or sums))
+        builder.ptx(self.spelling.format(w=PTX_FP8.get(weight, "")), *sums, *a, *x, *(start or sums))
 
 
 FP8_PROMOTION = 128

@@ -13,8 +13,9 @@ RDNA4 ISA, section 7.12; LLVM's tests of the intrinsics).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
@@ -126,6 +127,14 @@ ROW_PAIRS = (Issue((0, 2), (0, 1), (0,)), Issue((1, 3), (0, 1), (1,)))
 """The same for dot products: a sum for row g and one for g+8."""
 
 
+ARGUMENTS: Mapping[str, Callable[..., tuple[Expr, ...]]] = {
+    "none": lambda a, x, sums: (a, x, sums),
+    "no clamp": lambda a, x, sums: (a, x, sums, T.bool(False)),
+    "signed": lambda a, x, sums: (T.bool(True), a, T.bool(True), x, sums, T.bool(False)),
+}
+"""Immediates of an instruction -> its arguments: that sums do not saturate, and that operands are signed."""
+
+
 @dataclass(frozen=True)
 class WaveStep(MatrixStep):
     """A step that AMD GPUs run.
@@ -133,11 +142,13 @@ class WaveStep(MatrixStep):
     feature: What the device must have.
     operand: LLVM's type of an operand: a vector that registers are joined to.
     run: Sums of a lane that follow each other and are of neighbouring rows.
+    immediates: What the instruction is told beside its operands: a key of `ARGUMENTS`.
     """
 
     feature: str = "mfma"
     operand: str = "float16x4"
     run: int = RUN
+    immediates: str = "none"
 
     def named(self, weight: str) -> str:
         """Return the instruction's name, which states types of 8-bit floats."""
@@ -157,9 +168,13 @@ class WaveStep(MatrixStep):
         return len(self.issues[0].a)
 
     def perform(
-        self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], b: list[Expr], start: Any
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], x: list[Expr], start: Any
     ) -> None:
-        _matrix(self, weight, acc, totals, a, b)
+        kind = f"{'int32' if self.carrier == 'uint32' else 'float32'}x{len(totals)}"
+        at = lanes(totals[0], len(totals))
+        operands = [as_type(vector(registers), self.operand) for registers in (a, x)]
+        total = self.product(kind, self.named(weight), operands, as_type(acc[at], kind))
+        b.store(acc, as_type(total, f"{acc.dtype}x{len(totals)}"), at)
 
     def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
         """Return ``sums`` and the products of two operands, of the type ``kind``."""
@@ -167,30 +182,12 @@ class WaveStep(MatrixStep):
         return mfma(kind, name, weights, activations, sums)
 
 
-def _matrix(
-    step: WaveStep, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], x: list[Expr]
-) -> None:
-    kind = f"{'int32' if step.carrier == 'uint32' else 'float32'}x{len(totals)}"
-    at = lanes(totals[0], len(totals))
-    operands = [as_type(vector(registers), step.operand) for registers in (a, x)]
-    total = step.product(kind, step.named(weight), operands, as_type(acc[at], kind))
-    b.store(acc, as_type(total, f"{acc.dtype}x{len(totals)}"), at)
-
-
 @dataclass(frozen=True)
 class HalfWaveStep(WaveStep):
     """A step of WMMA of RDNA4: two instructions of 16 weight rows, 16 activation rows."""
 
     def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
-        """Return the sums; integers are said to be signed, and sums not to saturate."""
-        given = _signed(operands, sums) if self.carrier == "uint32" else (*operands, sums)
-        return cross_lane(kind, name, *given)
-
-
-def _signed(operands: list[Expr], sums: Expr) -> tuple[Expr, ...]:
-    """Return the arguments of an instruction that is told its operands' signs, and not to saturate."""
-    signed = T.bool(True)
-    return signed, operands[0], signed, operands[1], sums, T.bool(False)
+        return cross_lane(kind, name, *ARGUMENTS[self.immediates](*operands, sums))
 
 
 @dataclass(frozen=True)
@@ -211,42 +208,17 @@ class DotStep(WaveStep):
     run: int = 1
 
     def perform(
-        self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], b: list[Expr], start: Any
+        self, weight: str, acc: Any, totals: Sequence[int], a: list[Expr], x: list[Expr], start: Any
     ) -> None:
-        _dots(self, weight, acc, totals[0], a, b)
-
-    def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
-        """Return the sum and the products of a register's elements; nothing saturates."""
-        immediates = () if is_of_words(name) else (T.bool(False),)
-        return intrinsic(kind, name, *operands, sums, *immediates)
-
-
-@dataclass(frozen=True)
-class SignedDotStep(DotStep):
-    """The same where the instruction is told that its operands are signed."""
-
-    def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
-        return intrinsic(kind, name, *_signed(operands, sums))
-
-
-@dataclass(frozen=True)
-class Fp8DotStep(DotStep):
-    """The same of 8-bit floats, whose types the instruction's name states."""
-
-    def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
-        return intrinsic(kind, name, *operands, sums)
-
-
-def _dots(step: DotStep, weight: str, acc: Any, at: int, a: list[Expr], x: list[Expr]) -> None:
-    """Emit the products of registers of one row with those of an activation row, one after the other."""
-    kind = "int32" if step.carrier == "uint32" else "float32"
-    total = as_type(acc[at], kind)
-    for weights, activations in zip(a, x, strict=True):
-        if getattr(weights, "value", None) == 0:  # takes no part
-            continue
-        operands = [as_type(register, step.operand) for register in (weights, activations)]
-        total = step.product(kind, step.named(weight), operands, total)
-    b.store(acc, as_type(total, str(acc.dtype)), at)
+        """Emit the products of registers of one row with those of an activation row, one after the other."""
+        kind = "int32" if self.carrier == "uint32" else "float32"
+        total = as_type(acc[totals[0]], kind)
+        for weights, activations in zip(a, x, strict=True):
+            if getattr(weights, "value", None) == 0:  # takes no part
+                continue
+            operands = [as_type(register, self.operand) for register in (weights, activations)]
+            total = intrinsic(kind, self.named(weight), *ARGUMENTS[self.immediates](*operands, total))
+        b.store(acc, as_type(total, str(acc.dtype)), totals[0])
 
 
 LLVM_FP8 = {"fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
@@ -283,35 +255,29 @@ GROUP_STEPS: tuple[WaveStep, ...] = tuple(
 BFLOAT_DOT = "ladder_dot2_f32_bf16"
 
 
-def _dot(activation: str, name: str, operand: str, carrier: str = "float32", feature: str = "dot") -> DotStep:
-    return DotStep(
-        activation, (0, 0), name, ROW_PAIRS, DOT_MAP, carrier, 0, 1, feature=feature, operand=operand
-    )
-
-
-DOTS: tuple[DotStep, ...] = (
-    _dot("float16", "llvm.amdgcn.fdot2", "float16x2"),
-    _dot("bfloat16", BFLOAT_DOT, "uint32", feature="dot.bf16"),
-    _dot("int8", "llvm.amdgcn.sdot4", "int32", "uint32"),
-)
-
-
-def _dot32(
-    kind: type[DotStep], activation: str, name: str, operand: str, carrier: str = "float32"
+def _dot(
+    activation: str, name: str, operand: str, feature: str, immediates: str = "none", **other: Any
 ) -> DotStep:
-    feature = "dot.fp8" if kind is Fp8DotStep else "dot32"
-    return kind(
-        activation, (0, 0), name, ROW_PAIRS, DOT32_MAP, carrier, 0, 1, parts=2, feature=feature,
-        operand=operand,
+    return DotStep(
+        activation, (0, 0), name, ROW_PAIRS, **{"lanes": DOT_MAP, **other},
+        columns=1, feature=feature, operand=operand, immediates=immediates,
     )  # fmt: skip
 
 
+DOTS: tuple[DotStep, ...] = (
+    _dot("float16", "llvm.amdgcn.fdot2", "float16x2", "dot", "no clamp"),
+    _dot("bfloat16", BFLOAT_DOT, "uint32", "dot.bf16"),
+    _dot("int8", "llvm.amdgcn.sdot4", "int32", "dot", "no clamp", carrier="uint32"),
+)
+
+_dot32 = partial(_dot, lanes=DOT32_MAP, parts=2)
+
 DOTS32: tuple[DotStep, ...] = (
-    _dot32(DotStep, "float16", "llvm.amdgcn.fdot2", "float16x2"),
-    _dot32(DotStep, "bfloat16", BFLOAT_DOT, "uint32"),
-    _dot32(SignedDotStep, "int8", "llvm.amdgcn.sudot4", "int32", "uint32"),
-    _dot32(Fp8DotStep, "fp8_e4m3", "llvm.amdgcn.dot4.f32.{w}.fp8", "int32"),
-    _dot32(Fp8DotStep, "fp8_e5m2", "llvm.amdgcn.dot4.f32.{w}.bf8", "int32"),
+    _dot32("float16", "llvm.amdgcn.fdot2", "float16x2", "dot32", "no clamp"),
+    _dot32("bfloat16", BFLOAT_DOT, "uint32", "dot32"),
+    _dot32("int8", "llvm.amdgcn.sudot4", "int32", "dot32", "signed", carrier="uint32"),
+    _dot32("fp8_e4m3", "llvm.amdgcn.dot4.f32.{w}.fp8", "int32", "dot.fp8"),
+    _dot32("fp8_e5m2", "llvm.amdgcn.dot4.f32.{w}.bf8", "int32", "dot.fp8"),
 )
 """The same of waves of 32 lanes, which take the words of two threads."""
 
@@ -345,14 +311,14 @@ def _split(activation: str, name: str, operand: str, registers: int, **other: An
 WMMA_STEPS: tuple[WaveStep, ...] = (
     _repeated("float16", "f32.16x16x16.f16", "float16x16", 8),
     _repeated("bfloat16", "f32.16x16x16.bf16", "int16x16", 8),
-    _repeated("int8", "i32.16x16x16.iu8", "int32x4", 4, carrier="uint32"),
+    _repeated("int8", "i32.16x16x16.iu8", "int32x4", 4, carrier="uint32", immediates="signed"),
 )
 """WMMA of RDNA3."""
 
 SPLIT_STEPS: tuple[WaveStep, ...] = (
     _split("float16", "f32.16x16x16.f16", "float16x8", 4),
     _split("bfloat16", "f32.16x16x16.bf16", "int16x8", 4),
-    _split("int8", "i32.16x16x16.iu8", "int32x2", 2, carrier="uint32"),
+    _split("int8", "i32.16x16x16.iu8", "int32x2", 2, carrier="uint32", immediates="signed"),
     _split("fp8_e4m3", "f32.16x16x16.{w}.fp8", "int32x2", 2),
     _split("fp8_e5m2", "f32.16x16x16.{w}.bf8", "int32x2", 2),
 )

@@ -14,27 +14,81 @@ from typing import Any
 import torch
 
 from ladder import knobs
+from ladder.ir.build import node_attributes
 from ladder.ir.folding import fold
-from ladder.ir.gemm import Gemm
+from ladder.ir.gemm import PACKED_ROWS, Gemm
 from ladder.ir.graph import Graph, Node
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
 from ladder.movement.split import split_reductions
-from ladder.partition import Subgraph, partition
+from ladder.partition import partition
 from ladder.partition.found_graphs import Replaced, with_found
-from ladder.partition.gated import with_gates
+from ladder.partition.gated import gate_between, only_readers, readers_of, with_gates
 from ladder.partition.partition import ordered
 from ladder.partition.prologues import with_prologues
 from ladder.partition.scatter import with_own_bases
-from ladder.partition.subgraphs import engine, extract, outside_inputs
+from ladder.partition.subgraphs import Subgraph, call_of, engine, extract, outside_inputs
 from ladder.rewrite import simplify
-from ladder.runtime.compile import candidate_for, gated_schedule
+from ladder.runtime.compile import Request, candidate_for, gated_schedule
+from ladder.runtime.experts import of_slots
 from ladder.runtime.model.found import finder, weights_of
-from ladder.runtime.model.gated_experts import with_expert_gates
 from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.prologues import described
 from ladder.runtime.packed import gemm_from_dict
+from schedules.policy import make_plan
 from targets import TileDevice
+from tile_types.errors import ScheduleError
+
+GROUPED = "ladder.grouped_matmul.default"
+
+
+def with_expert_gates(graph: Graph, parts: Sequence[Subgraph], device: TileDevice) -> list[Subgraph]:
+    """Return parts with gates in the grouped products that alone they read."""
+    found, readers = list(parts), readers_of(parts)
+    for part in parts:
+        request = grouped_request(part)
+        after = None if request is None else only_readers(graph, readers, part)
+        whole = None if request is None or after is None else _gated(graph, part, request, after[-1], device)
+        if after is not None and whole is not None:
+            found = [item for item in found if item is not part and item not in after[:-1]]
+            found[found.index(after[-1])] = whole
+    return found
+
+
+def grouped_request(part: Subgraph) -> Request | None:
+    """Return the request of a grouped product of slots that a part is; None if it is something else."""
+    if part.kind != "library" or "call" not in part.operators:
+        return None
+    given = node_attributes(call_of(part.graph))
+    if given["target"] != GROUPED:
+        return None
+    request, shape = Request.parse(given["arguments"][-1]), call_of(part.graph).tile.shape
+    if len(shape) != 3 or request.gemm.masked or request.plan is not None or not isinstance(shape[0], int):
+        return None
+    return Request.parse(of_slots(request.text, shape[0]))
+
+
+def _gated(
+    graph: Graph, part: Subgraph, request: Request, last: Subgraph, device: TileDevice
+) -> Subgraph | None:
+    """Return the product with the gate that ``last`` computes; None if that is none, or no kernel has it."""
+    (value,), (result,), gemm = part.outputs, last.outputs, request.gemm
+    gate = gate_between(graph, value, result)
+    shape = (*graph.tile(value).shape[:-1], gemm.n // 2)
+    refused = gemm.n % (2 * PACKED_ROWS) or gemm.epilogue or gemm.token_group
+    if gate is None or graph.tile(result).shape != shape or refused:
+        return None
+    gemm = replace(gemm, gate=gate.operator, gate_last=gate.last)
+    try:
+        make_plan(gemm, device)
+    except ScheduleError:
+        return None
+    call = call_of(part.graph)
+    given = node_attributes(call)
+    given["arguments"] = (*given["arguments"][:-1], replace(request, gemm=gemm).text)
+    call = replace(call, name=result, tiles=(graph.tile(result),), attributes=tuple(sorted(given.items())))
+    region = replace(part.graph, nodes=(*part.graph.inputs, call), outputs=(result,))
+    return replace(part, graph=region, outputs=(result,))
 
 
 @dataclass(frozen=True)
