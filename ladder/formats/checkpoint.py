@@ -24,6 +24,7 @@ from ladder.formats import (
     torchao,
 )
 from ladder.formats.beside import (
+    HARMLESS,
     by_module,
     require_no_transforms,
     require_nothing_else,
@@ -373,8 +374,8 @@ def assign(
         require(name in taken or not _is_claimed(name, config), f"{name}: {why}")
     rest = {name: stored for name, stored in arrays.items() if name not in taken}
     _require_plain(rest, arrays, config)
-    require_nothing_else(layers, rest)
     require_no_transforms(config)
+    require_nothing_else(layers, rest)
     smoothed = next((name for name in arrays if _is_smoothed(name, arrays, layers)), None)
     require(smoothed is None, f"{smoothed}: inputs that are multiplied before a product are not read yet")
     clash = next((name for name in layers if name in arrays and name not in taken), None)
@@ -423,9 +424,13 @@ def _is_lost(name: str, arrays: Arrays) -> bool:
 
 
 def _is_code(stored: Stored) -> bool:
-    """Tell a matrix of what a method that quantizes stores as codes only: fp8, and integers by their name."""
+    """Tell a matrix of what a method that quantizes stores as codes only: fp8, and integers by their name.
+
+    Zero points of inputs and of attention's operands, which compressed-tensors stores as fp8, are none.
+    """
     integers = stored.dtype in INTEGERS and stored.name.endswith(CODE_NAMES)
-    return len(stored.shape) >= 2 and (integers or stored.dtype in blocks.FP8_TYPES)
+    floats = stored.dtype in blocks.FP8_TYPES and HARMLESS.fullmatch(stored.name.rpartition(".")[2]) is None
+    return len(stored.shape) >= 2 and (integers or floats)
 
 
 def _is_smoothed(name: str, arrays: Arrays, layers: Mapping[str, Any]) -> bool:

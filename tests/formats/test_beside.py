@@ -161,6 +161,22 @@ def test_transforms_of_a_running_model_are_refused(
         assert "layer.weight" in ladder.load_checkpoint(tmp_path).layers
 
 
+def test_a_transform_is_named_rather_than_its_arrays(tmp_path: Path) -> None:
+    """QuIP's of llm-compressor: matrices beside the codes, and what they do in the configuration."""
+    config = {"transform_config": {"config_groups": {"v": {"apply": [{"location": "input"}]}}}}
+    changed("ct_pack_4bit", tmp_path, {"layer.v_input.weight": torch.eye(8)}, config)
+    with pytest.raises(ladder.CheckpointError, match="transform 'v' of .*input.* is not applied here"):
+        ladder.load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["q_zero_point", "k_zero_point", "v_zero_point", "input_zero_point"])
+def test_zero_points_of_attention_are_no_codes(part: str, tmp_path: Path) -> None:
+    """compressed-tensors stores those of 8-bit floats as such, one per head."""
+    zeros = torch.zeros(4, 1, 1).to(torch.float8_e4m3fn)
+    changed("ct_pack_4bit", tmp_path, {f"attn.{part}": zeros, "attn.q_scale": torch.ones(4, 1, 1)}, {})
+    assert "layer.weight" in ladder.load_checkpoint(tmp_path).layers
+
+
 ONLINE = {"name": "rotation", "r1": True, "r2": True, "rotation_size": 32}
 SAID: dict[str, tuple[str, dict[str, Any], str]] = {
     "experts pruned": (
