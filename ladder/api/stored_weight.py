@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._C import _is_alias_of, _len_torch_dispatch_stack  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ladder.runtime.registered import define
@@ -118,7 +119,7 @@ class DecodedValues(torch.Tensor):
     """Decoded values of a weight, or a view of them, as ``layer.weight.data`` gives them: not to be written.
 
     All that has memory of its own is a plain tensor, and a parameter that is made of them may be written.
-    Tracers of torch that know no subclasses (`torch.export`) take a clone.
+    Tracers of torch that know no subclasses (`torch.export`, ``make_fx``) are given plain tensors.
     """
 
     _is_param = property(lambda _: False, _becomes_parameter)
@@ -129,8 +130,10 @@ class DecodedValues(torch.Tensor):
     ) -> Any:
         """Refuse writes."""
         if torch.compiler.is_compiling():
+            traced = torch.compiler.is_dynamo_compiling()  # code that is traced itself
+            given, named = (args, kwargs or {}) if traced else _with_values((args, kwargs or {}))
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
+                return func(*given, **named)
         return _read(func, args, kwargs or {})
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
@@ -153,7 +156,7 @@ DECODED = StoredWeight, DecodedValues
 
 def _plain(values: DecodedValues) -> torch.Tensor:
     """Return decoded values as torch's own class; memory is shared."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
         return values.as_subclass(torch.Tensor)
 
 
@@ -199,7 +202,9 @@ def _writes(method: Any) -> bool:
 
 
 def _with_values(given: Any) -> Any:
-    return tree_map_only(StoredWeight, lambda weight: weight.values(), given)
+    """Return arguments with the values of weights; for tracers, which know no subclasses, plain tensors."""
+    found = tree_map_only(StoredWeight, lambda weight: weight.values(), given)
+    return tree_map_only(DecodedValues, _plain, found) if _len_torch_dispatch_stack() else found
 
 
 def _dequantize(

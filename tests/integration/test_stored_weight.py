@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import ladder
@@ -261,6 +262,39 @@ def test_exported_programs_hold_it(layer: ladder.Linear) -> None:
     with torch.no_grad():
         made = torch.export.export(model, (x,))
         torch.testing.assert_close(made.module()(x), model(x))
+
+
+class HoldsData(torch.nn.Module):
+    """Decoded values as an attribute, and a view of them."""
+
+    def __init__(self, inner: ladder.Linear) -> None:
+        super().__init__()
+        self.wo, self.held = inner, inner.weight.data
+        self.turned = self.held.t()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.turned + functional.linear(x, self.held, bias=self.held[:, 0]) + self.wo(x)
+
+
+TRACED: dict[str, Callable[[torch.nn.Module, torch.Tensor], Any]] = {
+    "make_fx": lambda model, x: make_fx(model)(x),
+    "exported": lambda model, x: torch.export.export(model, (x,), strict=False).module(),
+    "exported by dynamo": lambda model, x: torch.export.export(model, (x,), strict=True).module(),
+    "torch": lambda model, x: torch.compile(model, backend=dynamo.backend, fullgraph=True),
+}
+
+
+@pytest.mark.parametrize("way", TRACED)
+def test_tracers_take_decoded_values_that_a_module_holds(layer: ladder.Linear, way: str) -> None:
+    """Tracers knew none but torch's own classes: only clones could be held."""
+    model, x = HoldsData(layer), torch.randn(3, K)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        want = model(x)
+        torch.testing.assert_close(TRACED[way](model, x)(x), want)
+    assert type(model.held) is DecodedValues
+    with pytest.raises(ladder.LadderError, match="nobody reads again"):
+        model.held.mul_(2)
 
 
 def test_without_a_canonical_weight_there_is_none() -> None:
