@@ -165,7 +165,7 @@ def test_a_transform_is_named_rather_than_its_arrays(tmp_path: Path) -> None:
     """QuIP's of llm-compressor: matrices beside the codes, and what they do in the configuration."""
     config = {"transform_config": {"config_groups": {"v": {"apply": [{"location": "input"}]}}}}
     changed("ct_pack_4bit", tmp_path, {"layer.v_input.weight": torch.eye(8)}, config)
-    with pytest.raises(ladder.CheckpointError, match="transform 'v' of .*input.* is not applied here"):
+    with pytest.raises(ladder.CheckpointError, match=r"transform 'v' of .*input.* is not applied here"):
         ladder.load_checkpoint(tmp_path)
 
 
