@@ -17,6 +17,7 @@ from ladder.ir.build import GraphBuilder
 from ladder.ir.extents import canonical
 from ladder.partition.subgraphs import OURS
 from ladder.runtime import operator as torch_operators  # noqa: F401  registers ladder::attention
+from ladder.runtime.functional import hint_of
 from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.model.sizes import NUMBER
 from tile_types.arrays import torch_dtype
@@ -115,7 +116,7 @@ def may_turn(graph: GraphBuilder, value: str, strided: Container[str]) -> bool:
 
 def out_of_order(inputs: Iterable[torch.fx.Node], names: Mapping[torch.fx.Node, str]) -> set[str]:
     """Return the names of the input tensors that are not contiguous."""
-    found = ((one, one.meta["val"]) for one in inputs)
+    found = ((one, one.meta.get("val")) for one in inputs)  # numbers have none
     return {
         names[one] for one, value in found if isinstance(value, torch.Tensor) and not value.is_contiguous()
     }
@@ -141,6 +142,23 @@ def is_whole(value: torch.Tensor) -> bool:
     nbytes = value.numel() * value.element_size()
     dense = torch._prims_common.is_non_overlapping_and_dense_or_false(value)
     return bool(dense and not value.storage_offset() and value.untyped_storage().nbytes() == nbytes)
+
+
+def stays_within(node: torch.fx.Node, value: torch.Tensor) -> bool:
+    """Tell whether one of `STRIDED` reads only elements of a tensor without gaps, as examples have it.
+
+    Where others need more, torch refuses to read them of a copy.
+    """
+    target, (_, sizes, steps, *offset) = str(node.target), node.args
+    if target not in ("aten.as_strided.default", "aten.as_strided_copy.default") or offset or node.kwargs:
+        return False
+    extents, strides = ([_example(each) for each in numbers] for numbers in (sizes, steps))  # type: ignore[union-attr]
+    last = sum((extent - 1) * step for extent, step in zip(extents, strides, strict=True))
+    return value.is_contiguous() and (0 in extents or last < hint_of(value.numel()))
+
+
+def _example(number: Any) -> int:
+    return hint_of(number.meta["val"] if isinstance(number, torch.fx.Node) else number)
 
 
 def stored_order(value: torch.Tensor) -> tuple[int, ...] | None:

@@ -37,6 +37,7 @@ from ladder.frontend.fx_nodes import (
     shows_copy,
     size_of,
     sizes_shown,
+    stays_within,
     stored_order,
     tensors_around,
     type_and_shape,
@@ -304,7 +305,7 @@ class _Walk:
                 continue
             if node.target in STRIDED and source is not node.args[0]:
                 continue  # what is written there is read by its axes
-            if node.target in STRIDED and not is_whole(value):
+            if node.target in STRIDED and not (is_whole(value) or stays_within(node, value)):
                 raise ImportRefused(f"{node.target} of a part of a tensor")
             if source in self.positions:
                 continue

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import ladder
+from ladder.frontend.torch_fx import import_fx
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +159,37 @@ def test_what_is_written_by_strides_may_itself_be_a_view() -> None:
         x = torch.randn(rows, 4, 4)
         torch.testing.assert_close(fast(x), program(x))
     assert not fast.refused
+
+
+FRAMES = {
+    "row": lambda x: x[1],
+    "row of a result": lambda x: (x * 2)[1],
+    "end of a row": lambda x: x[0, 3:],
+    "every other": lambda x: x[0, ::2],
+    "all": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("of", FRAMES)
+def test_frames_of_a_part_of_a_tensor(of: str) -> None:
+    """Frames, overlapping, of a signal that is a part of a tensor are no reason to leave a graph to torch."""
+
+    def program(x: Tensor, gain: float) -> Tensor:
+        signal = FRAMES[of](x)
+        step = signal.stride(-1)
+        return signal.as_strided((3, 16), (5 * step, step)).square().mean(1) * gain
+
+    fast = ladder.compile(program)
+    for length, gain in ((60, 1.0), (60, 2.0), (71, 3.0), (75, 4.0)):
+        x = torch.randn(2, length)
+        torch.testing.assert_close(fast(x, gain), program(x, gain))
+    assert not fast.refused
+    assert fast.models or of == "every other"
+
+
+def test_memory_is_read_beside_numbers() -> None:
+    traced = torch.fx.symbolic_trace(lambda x, count: (x * 2).as_strided((3, 16), (5, 1)))
+    assert import_fx(traced, [torch.randn(60), 3]).graph.outputs
 
 
 def test_views_that_torch_makes_copy_what_a_plan_lays_otherwise() -> None:
