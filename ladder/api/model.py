@@ -185,7 +185,7 @@ def compile(
 
     Returns
     -------
-    A callable, no module, with `Captured.explain` and, without ``backend``, `Compiled.plan`.
+    A callable with `Captured.explain` and, without ``backend``, `Compiled.plan`; for a module, its stand-in.
 
     Raises
     ------

@@ -17,7 +17,7 @@ import torch.fx
 import torch.utils.checkpoint
 
 from ladder.capture.explain import explain
-from ladder.capture.methods import attribute_of
+from ladder.capture.methods import attribute_of, calls_captured, parts_of
 from ladder.capture.records import (
     FAILED,
     MAX_FAILURES,
@@ -151,7 +151,17 @@ class Captured(Store):
         require_callable(run_as_is if backend is None else backend, "backend must be a function")
         super().__init__(function, run_as_is if backend is None else backend)
         self.inside: dict[torch.nn.Module, Captured] = {}
-        """What captures calls of a module by its own methods, and of those to which they pass a call on."""
+        """What captures calls of a module by its own methods, and of modules inside, captured apart."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """The class of a module that is captured: `isinstance` holds where others take it for a part."""
+        function = self.__dict__.get("function")
+        return type(function) if issubclass(type(function), torch.nn.Module) else type(self)
+
+    def __repr__(self) -> str:
+        """Return what is captured as text."""
+        return f"{type(self).__qualname__}({self.function!r})"
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of a module; in its methods, such as ``generate``, its calls are captured."""
@@ -205,6 +215,8 @@ class Captured(Store):
     def outcome(self) -> str:
         """``whole``, ``split``, ``eager`` (not captured at all) or ``new`` (nothing recorded yet)."""
         found = {super().outcome, *(each.outcome for each in self.inside.values())}
+        if "eager" in found and self.records:
+            return "split"
         return next(each for each in ("eager", "split", "whole", "new") if each in found)
 
     @beside_torch_compile
@@ -259,15 +271,17 @@ class Captured(Store):
         here = attempt.here
         if transformed := here is attempt.entry and are_transformed():
             self.warn("torch.func or forward-mode differentiation transforms a call")
-        left_alone = transformed or modes_are_active() or is_traced() or here.dead or self.given_up
-        record = not left_alone and RECORDING.acquire(blocking=False)
+        left_alone = transformed or modes_are_active() or is_traced()
+        unfit = here.dead or bool(self.given_up)
+        record = not left_alone and not unfit and RECORDING.acquire(blocking=False)
         try:
             if record and len(here.records) >= MAX_RECORDS:
                 here.dead = True
                 self.warn(f"more than {MAX_RECORDS} ways to go on from {here.names[-1:]}")
             begun = time.perf_counter()
             try:
-                return self._run_on(attempt, record=bool(record) and not here.dead)
+                with calls_captured(self, parts_of(self.function) if unfit and not left_alone else ()):
+                    return self._run_on(attempt, record=bool(record) and not here.dead)
             finally:
                 self.spent((time.perf_counter() - begun) * bool(record))
         finally:
@@ -305,7 +319,8 @@ class Captured(Store):
 
     def explain(self, *, guards: bool = False) -> str:
         """Return what was captured, where its graph broke and why; with ``guards`` what each guard checks."""
-        return "\n".join(explain(each, guards=guards) for each in (self, *self.inside.values()))
+        used = (each for each in self.inside.values() if each.outcome != "new")
+        return "\n".join(explain(each, guards=guards) for each in (self, *used))
 
 
 def run_as_is(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:

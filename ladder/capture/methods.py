@@ -3,13 +3,15 @@
 While a method of a module runs, as ``generate`` does, calls of the module go to records: the method itself
 runs as it is, with a captured ``forward`` in place of the module's own. So do calls of modules to which it
 may pass its own call on, as PEFT's models do: those inside of it that have another method of that name.
+
+Where a module cannot be captured as a whole and runs as it is, so do calls of the modules inside of it.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FunctionType, MethodType
 from typing import Any, Protocol
@@ -44,7 +46,13 @@ def attribute_of(captured: Capturing, name: str) -> Any:
     if not isinstance(function, torch.nn.Module) or name.startswith("__"):
         raise AttributeError(f"{type(captured).__qualname__!r} object has no attribute {name!r}", name=name)
     found = getattr(function, name)
-    return _method(captured, found) if isinstance(found, MethodType) and found.__self__ is function else found
+    if not isinstance(found, MethodType) or found.__self__ is not function:
+        return found
+    if found.__func__ is getattr(
+        torch.nn.Module, name, None
+    ):  # attributes are all it needs; it may return itself
+        return MethodType(found.__func__, captured)
+    return _method(captured, found)
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
@@ -61,9 +69,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 def _method(captured: Capturing, method: Any) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as replaced:
-            for module in (method.__self__, *_passed_to(method.__self__, method.__func__)):
-                replaced.enter_context(_captured_forward(captured, module))
+        with calls_captured(captured, [method.__self__, *_passed_to(method.__self__, method.__func__)]):
             found = method(*args, **kwargs)
         return captured if found is method.__self__ else found
 
@@ -89,9 +95,36 @@ def _passed_to(module: torch.nn.Module, method: Any) -> list[torch.nn.Module]:
     return [*found]
 
 
+def parts_of(function: Callable[..., Any]) -> list[torch.nn.Module]:
+    """Return the modules inside of one, or of a method's, with programs of their own, not layers of torch."""
+    whole: Any = getattr(function, "__self__", function)
+    inside = [*whole.modules()][1:] if issubclass(type(whole), torch.nn.Module) else []
+    return [module for module in inside if _has_program(module)]
+
+
+def _has_program(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    forward = getattr(kind, _FORWARD, None)
+    if (
+        not isinstance(forward, FunctionType)
+        or forward is torch.nn.Module.forward
+        or _FORWARD in vars(module)
+    ):
+        return False
+    return any(True for _ in module.children()) or not kind.__module__.startswith("torch.nn.")
+
+
+@contextmanager
+def calls_captured(captured: Capturing, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Let calls of modules be captured."""
+    with ExitStack() as replaced:
+        for module in modules:
+            replaced.enter_context(_captured_forward(captured, module))
+        yield
+
+
 @contextmanager
 def _captured_forward(captured: Capturing, module: torch.nn.Module) -> Iterator[None]:
-    """Let calls of a module be captured."""
     own, known = module.__dict__, captured.inside.get(module)
     if known is not None and own.get(_FORWARD) is known:
         yield
@@ -103,5 +136,6 @@ def _captured_forward(captured: Capturing, module: torch.nn.Module) -> Iterator[
     try:
         yield
     finally:
-        own.pop(_FORWARD, None)
-        own.update((_FORWARD, each) for each in before)
+        if own.get(_FORWARD) is known:  # the program has set no other
+            own.pop(_FORWARD)
+            own.update((_FORWARD, each) for each in before)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
-from ladder.capture import capture
+from ladder.capture import Captured, capture
 
 
 class Stepper(nn.Module):
@@ -123,3 +125,86 @@ def test_a_part_is_compiled_by_its_forward() -> None:
     for _ in range(2):
         assert torch.equal(fast(x), expected)
     assert fast.outcome == "whole"
+
+
+@pytest.mark.parametrize("of", ["attribute", "item", "list"])
+def test_a_part_is_replaced_by_what_is_compiled(of: str) -> None:
+    """What is captured stands for a module inside of others: calls, names, state, modes, copies."""
+    torch.manual_seed(0)
+    first, second = Stepper(), nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    model = nn.Sequential(first, nn.ModuleDict({"only": second})["only"]).eval()
+    twin, x = copy.deepcopy(model), torch.randn(3, 4)
+    before = [*model.state_dict()], [name for name, _ in model.named_modules()]
+    if of == "attribute":
+        model.add_module("1", capture(second))
+    elif of == "item":
+        model[1] = capture(second)
+    else:
+        model = nn.Sequential(*[capture(part) for part in model])
+    part = model[1]
+    assert isinstance(part, nn.Sequential)
+    assert isinstance(part, Captured)
+    assert not isinstance(capture(len), nn.Module)
+    for _ in range(2):
+        assert torch.equal(model(x), twin(x))
+    assert part.outcome == "whole"
+    assert ([*model.state_dict()], [name for name, _ in model.named_modules()]) == before
+    assert model.train()[1] is part
+    assert second[2].training
+    assert torch.equal(model.eval().double()(x.double()), twin.double()(x.double()))
+    with torch.no_grad():
+        twin[1][0].weight.mul_(2)
+    model.load_state_dict(twin.state_dict())
+    for each in (model, copy.deepcopy(model), torch.compile(model, backend="eager"), capture(model)):
+        assert torch.equal(each(x.double()), twin(x.double()))
+    assert copy.deepcopy(model)[1].function is not second
+    assert "BatchNorm1d" in repr(model)
+
+
+class Progress:
+    """Iterates, and closes when it dies, as bars of progress do."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = range(steps)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.steps)
+
+    def __del__(self) -> None:
+        self.steps = range(0)
+
+
+class Sampler(nn.Module):
+    """Cannot be captured as a whole; what it calls can, however deep it lies."""
+
+    def __init__(self, replaces: bool) -> None:
+        super().__init__()
+        self.levels = nn.ModuleList([nn.ModuleDict({"step": Wrapped(Stepper())}), nn.Linear(4, 4)])
+        self.replaces = replaces
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in Progress(3):
+            x = self.levels[1](torch.relu(self.levels[0]["step"](x)))
+        if self.replaces:
+            self.levels[0]["step"].forward = torch.relu
+        return x
+
+
+@pytest.mark.parametrize("of", ["module", "method"])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_what_runs_as_it_is_calls_captured_parts(of: str, replaces: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Sampler(replaces).requires_grad_(False), torch.randn(2, 4)
+    twin = copy.deepcopy(model)
+    fast = capture(model if of == "module" else model.forward)
+    for _ in range(5):
+        assert torch.equal(fast(x), twin(x))
+    step = model.levels[0]["step"]
+    assert vars(step).get("forward") is (torch.relu if replaces else None)
+    assert not any("forward" in vars(module) for module in model.modules() if module is not step)
+    if not replaces:
+        assert (fast.outcome, [record.split for record in fast.records]) == ("split", [""])
+        assert fast.inside[step].calls["recorded"] == 1
+        assert "has a finalizer" in fast.explain()
+        assert "Wrapped.forward: whole" in fast.explain()
+        assert "new" not in fast.explain()
