@@ -17,7 +17,7 @@ from schedules.cost_amd import VECTOR_LANES
 from schedules.layouts import LANES
 from targets import TileDevice, get_device
 from tile_types import TType, representable
-from tile_types.errors import DeviceError
+from tile_types.errors import UnknownNameError
 from tile_types.multiples import held_multiple
 
 COLUMNS = (
@@ -39,12 +39,14 @@ def decoder_rows(name: str, target: str) -> list[dict[str, Any]]:
 
     name: A type of the library, or ``python:module:name`` of a `TType`.
     target: A GPU.
-    Raises DeviceError if the target is no GPU.
+    Raises UnknownNameError if the target is no GPU.
     Raises ParseError if the name after ``python:`` is no type of up to 8 bits.
     """
     device = get_device(target)
     if not device.is_gpu:
-        raise DeviceError(f"{device.name} decodes by tables of pairs in its cache: name a GPU as --target")
+        raise UnknownNameError(
+            f"{device.name} is no GPU and decodes by tables of pairs in its cache: name one as --target"
+        )
     ttype = type_named(name).element_type
     return [row for core in activations(device) if core in LANES for row in _rows(ttype, core, device)]
 

@@ -14,7 +14,7 @@ from ladder.cli.gemm import run_gemm
 from ladder.cli.problem import Problem, why_not_here
 from ladder.runtime import hip
 from targets import get_device, rocm_architectures, visible_gpus
-from tile_types.errors import DeviceError, LadderError
+from tile_types.errors import DeviceError, LadderError, UnknownNameError
 from tile_types.files import replacing, require_writable
 
 WEIGHTS: Mapping[str, tuple[str, ...]] = {
@@ -87,13 +87,15 @@ def run_first(
 ) -> dict[str, Any]:
     """Run the products of `problems`, `kernel_cases` and `graph_cases`, and write the file; returns it.
 
-    Raises DeviceError if the target is no GPU of this machine, with the reason.
+    Raises UnknownNameError if the target is no GPU.
+    Raises DeviceError if it is not here, with the reason.
     Raises ArtifactError if the file cannot be written.
     """
     target = target or target_here()
     device = get_device(target)
-    reason = why_not_here(device) if device.is_gpu else f"{device.name} is no GPU"
-    if reason:
+    if not device.is_gpu:
+        raise UnknownNameError(f"nothing to run: {device.name} is no GPU")
+    if reason := why_not_here(device):
         raise DeviceError(f"nothing can run: {reason}")
     require_writable(path)
     found: dict[str, Any] = {"machine": machine(target), "results": []}

@@ -22,7 +22,7 @@ from ladder.runtime.model.plan import make_plan
 from ladder.runtime.model.profile import Peaks, StepCost, cores_of, peaks_of, plan_costs, step_times
 from targets import get_device
 from tile_types.arrays import torch_dtype
-from tile_types.errors import ArtifactError, DeviceError, LadderError, ParseError, ShapeError
+from tile_types.errors import ArtifactError, LadderError, ParseError, ShapeError
 
 if TYPE_CHECKING:
     from ladder.api.onnx_model import OnnxModel
@@ -212,7 +212,7 @@ def _of_saved(path: Path, device: str, sizes: dict[str, int], step: Progress) ->
         raise ArtifactError(f"{path} is one operator: `ladder explain` and `ladder gemm` tell of those")
     chosen = get_device(target_of(model.where))
     if device and not runs_code_of(chosen.name, device):
-        raise DeviceError(f"{path} is for {chosen.name}, not for {device}")
+        raise ArtifactError(f"{path} is for {chosen.name}, not for {device}")
     return _present(path.name, model, chosen, sizes, step)
 
 

@@ -17,7 +17,7 @@ from ladder.runtime.tune import Effort, Run, compile_campaigns, finals, measure_
 from schedules.search import TOKENS
 from schedules.tuning import Measurement, best_rows
 from targets import get_device
-from tile_types.errors import DeviceError, ParseError
+from tile_types.errors import DeviceError, ParseError, UnknownNameError
 from tile_types.files import require_writable
 
 COLUMNS = ("N", "K", "M", "us", "schedule")
@@ -57,10 +57,12 @@ def campaign_for(problem: Problem, shapes: str, tokens: str) -> Campaign:
     shapes: ``NxK``, separated by commas.
     tokens: M, separated by commas; empty: `schedules.search.TOKENS`.
     Raises ParseError if a shape or an M is no number.
-    Raises DeviceError if the target is no GPU: CPUs have a measured table of their own.
+    Raises UnknownNameError if the target is no GPU: CPUs have a measured table of their own.
     """
     if not problem.device.is_gpu:
-        raise DeviceError(f"{problem.device.name} needs no tuning; choose a GPU, e.g. --target cuda/sm_90a")
+        raise UnknownNameError(
+            f"{problem.device.name} is no GPU and needs no tuning; choose one, e.g. --target cuda/sm_90a"
+        )
     extents = [_shape(text) for text in shapes.split(",")] if shapes else [(problem.n, problem.k)]
     counts = [_positive(text) for text in tokens.split(",")] if tokens else list(TOKENS)
     return Campaign(at_shapes(problem.gemm, extents), counts, as_here(problem.device).name)

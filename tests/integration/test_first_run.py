@@ -102,7 +102,7 @@ def test_first_run_writes_what_every_kernel_gave(
 
 
 def test_first_run_takes_gpus_only(tmp_path: Path) -> None:
-    with pytest.raises(ladder.DeviceError, match="is no GPU"):
+    with pytest.raises(ladder.UnknownNameError, match="is no GPU"):
         first_run.run_first(tmp_path / "report.json", "cpu")
 
 
