@@ -97,7 +97,6 @@ class GroupedLinear(Linear):
         raise LadderError("experts are cut by ladder.integrations.distributed.shard_experts")
 
     def _operator(self, bias: bool) -> Any:
-        """Return the product in the current dtype."""
         gemm = replace(super()._operator(bias).gemm, experts=self.experts)
         operator = Stack.of(gemm)
         operator.biased = Stack.of(replace(gemm, bias=True))

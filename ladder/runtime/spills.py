@@ -9,33 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ladder import faults
 from schedules.spilling import TRIES
 from tile_types.errors import ScheduleError
 
 if TYPE_CHECKING:
+    from ladder.runtime.build import Kernel
     from targets import TileDevice
 
 SCRATCH = "scratch_bytes"
 """Memory of a lane in AMD's reports, where its spilled registers go."""
 
 
-class Reported(Protocol):
-    """A compiled kernel."""
-
-    @property
-    def entry(self) -> str:
-        """Name of its function."""
-
-    @property
-    def spilled(self) -> int:
-        """Its spills, as of `spilled`."""
-
-
 Built = TypeVar("Built")
-Kernels = TypeVar("Kernels", bound=Iterable[Reported])
+Kernels = TypeVar("Kernels", bound="Iterable[Kernel]")
 
 
 def spilled(resources: Mapping[str, Mapping[str, int]]) -> int:
@@ -44,7 +33,7 @@ def spilled(resources: Mapping[str, Mapping[str, int]]) -> int:
     return sum(count for report in reports for name, count in report if "spill" in name or name == SCRATCH)
 
 
-def least_spilling(built: Iterable[Built], kernels_of: Callable[[Built], Iterable[Reported]]) -> Built:
+def least_spilling(built: Iterable[Built], kernels_of: Callable[[Built], Iterable[Kernel]]) -> Built:
     """Return the first of what was built from some schedules whose kernels do not spill.
 
     built: Of the best schedule first; each is compiled when it is asked for.
@@ -79,6 +68,6 @@ def warn_of_spills(kernels: Kernels, device: TileDevice) -> Kernels:
     return kernels
 
 
-def _counts(kernels: Iterable[Reported]) -> str:
+def _counts(kernels: Iterable[Kernel]) -> str:
     """Return names and spills of kernels."""
     return ", ".join(f"{kernel.entry} ({kernel.spilled} registers or bytes)" for kernel in kernels)

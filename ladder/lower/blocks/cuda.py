@@ -10,12 +10,13 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.blocks.dialect import BlockDialect, Matrix, SharedMatrix
+from ladder.lower.blocks.dialect import BlockDialect
 from ladder.lower.blocks.fragments import ROWS, FragmentShape, hold, zeros
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import SharedMemory
 from ladder.lower.blocks.threads import Threads
+from ladder.lower.blocks.values import SharedTile, Value
 from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.cuda.functions import LOG2_E, exponential, special
 from ladder.lower.gpu.decode import Decoder, make_decoder
@@ -123,7 +124,7 @@ class CudaBlocks(BlockDialect):
         return special("reciprocal", x)
 
     # ---- matrix instructions -------------------------------------------------------------------------
-    def fragment_words(self, tile: SharedMatrix, m: int, n: Expr) -> list[Expr]:
+    def fragment_words(self, tile: SharedTile, m: int, n: Expr) -> list[Expr]:
         context = tile.context
         if isinstance(n, int) and tile.shape[0] > 1 and tile.shape[1] % ROWS == 0:
             return tile.operand_a(m, n // 2)[n % 2 * 2 :][:2]
@@ -133,7 +134,7 @@ class CudaBlocks(BlockDialect):
             words += self.read(context.shared, place, 1)
         return words if len(words) == 2 else words * 2
 
-    def operand_a(self, tile: SharedMatrix, m: int, k: int) -> list[Expr]:
+    def operand_a(self, tile: SharedTile, m: int, k: int) -> list[Expr]:
         context, rows = tile.context, tile.shape[0]
         lane, first = context.threads.lane, context.first_row(rows)
         place = context.point.register(
@@ -142,9 +143,7 @@ class CudaBlocks(BlockDialect):
         )
         return _matrices(tile, place, (0, 2 * k), 4, "")
 
-    def operand_b(
-        self, tile: SharedMatrix, k: int, n: Expr, count: int, transposed: bool
-    ) -> list[list[Expr]]:
+    def operand_b(self, tile: SharedTile, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
         lane, point = tile.context.threads.lane, tile.context.point
         if transposed:
             row, chunk = lane % 8 + lane // 16 * 8, lane // 8 % 2
@@ -174,7 +173,7 @@ class CudaBlocks(BlockDialect):
     def packed_holders(self, lane: Expr) -> list[Expr]:
         return [lane]
 
-    def operand_a_beside_packed(self, first: Matrix, m: int, k: int) -> list[Expr]:
+    def operand_a_beside_packed(self, first: Value, m: int, k: int) -> list[Expr]:
         return first.operand_a(m, k)
 
     def sums_of_squares(self, root: Any, m: int) -> list[Expr] | None:
@@ -198,13 +197,11 @@ def _vector(count: int) -> str:
     return "" if count == 1 else f".v{count}"
 
 
-def _byte(tile: SharedMatrix, row: Expr, chunk: Expr) -> Expr:
+def _byte(tile: SharedTile, row: Expr, chunk: Expr) -> Expr:
     return T.Cast("uint32", tile.layout.byte(row, chunk))
 
 
-def _matrices(
-    tile: SharedMatrix, place: Expr, offset: tuple[Expr, Expr], count: int, mode: str
-) -> list[Expr]:
+def _matrices(tile: SharedTile, place: Expr, offset: tuple[Expr, Expr], count: int, mode: str) -> list[Expr]:
     words = b.local(count, "uint32")
     registers = [words[i] for i in range(count)]
     b.ptx(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tvm.script import tirx as T
 
@@ -15,65 +15,18 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.blocks.analysis import BlockProgram
-from ladder.lower.blocks.fragments import FragmentShape, Shape
+from ladder.lower.blocks.fragments import FragmentShape
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.schedule import BlockSchedule
-from ladder.lower.blocks.shared import SharedMemory, TileLayout
-from ladder.lower.blocks.threads import Point, Threads
+from ladder.lower.blocks.shared import SharedMemory
+from ladder.lower.blocks.threads import Threads
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.gpu.decode import Decoder
 
+if TYPE_CHECKING:
+    from ladder.lower.blocks.values import SharedTile, Value
+
 Combine = Callable[[Expr, Expr], Expr]
-
-
-class Surroundings(Protocol):
-    """What dialects ask of the kernel that a matrix belongs to (`ladder.lower.blocks.context`)."""
-
-    @property
-    def threads(self) -> Threads:
-        """Indices of a thread."""
-
-    @property
-    def shared(self) -> SharedMemory:
-        """Shared memory."""
-
-    @property
-    def point(self) -> Point:
-        """What holds where code is being emitted."""
-
-    @property
-    def lanes(self) -> Any:
-        """How elements are spread over lanes."""
-
-    def first_row(self, rows: int) -> Expr:
-        """Return the warp's first row of a value."""
-
-
-class Matrix(Protocol):
-    """What dialects ask of a matrix that a group of warps computes (`ladder.lower.blocks.values.Value`)."""
-
-    name: str
-    shape: Shape
-
-    @property
-    def context(self) -> Surroundings:
-        """The kernel being emitted."""
-
-    def operand_a(self, m: int, k: int) -> list[Expr]:
-        """Return uint32 registers of a first operand: rows of fragment m, 16 columns from 16 k on."""
-
-
-class SharedMatrix(Matrix, Protocol):
-    """What dialects ask of a matrix in shared memory (`ladder.lower.blocks.values.SharedTile`)."""
-
-    layout: TileLayout
-    base: Expr
-
-    def rows(self, m: int) -> list[Expr]:
-        """Return the rows of a fragment that a lane has elements of."""
-
-    def start(self, place: Expr) -> Expr:
-        """Return a shared address so far from the first byte, computed once."""
 
 
 class BlockDialect(ABC):
@@ -196,17 +149,15 @@ class BlockDialect(ABC):
 
     # ---- matrix instructions -------------------------------------------------------------------------
     @abstractmethod
-    def fragment_words(self, tile: SharedMatrix, m: int, n: Expr) -> list[Expr]:
+    def fragment_words(self, tile: SharedTile, m: int, n: Expr) -> list[Expr]:
         """Return a lane's 16-bit elements of a fragment of a tile, in registers of two."""
 
     @abstractmethod
-    def operand_a(self, tile: SharedMatrix, m: int, k: int) -> list[Expr]:
+    def operand_a(self, tile: SharedTile, m: int, k: int) -> list[Expr]:
         """Return the registers of a tile as a first operand: rows of fragment m, 16 columns from 16 k on."""
 
     @abstractmethod
-    def operand_b(
-        self, tile: SharedMatrix, k: int, n: Expr, count: int, transposed: bool
-    ) -> list[list[Expr]]:
+    def operand_b(self, tile: SharedTile, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
         """Return the registers of ``count`` fragments of columns as second operands (`Value.operand_b`)."""
 
     @abstractmethod
@@ -234,7 +185,7 @@ class BlockDialect(ABC):
         """Return whose words a lane decodes, among the threads that own those of two fragments."""
 
     @abstractmethod
-    def operand_a_beside_packed(self, first: Matrix, m: int, k: int) -> list[Expr]:
+    def operand_a_beside_packed(self, first: Value, m: int, k: int) -> list[Expr]:
         """Return a first operand whose columns come in the order of packed words.
 
         Raises ScheduleError if the value is not spread so.

@@ -17,14 +17,14 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.blocks.dialect import BlockDialect, Matrix, SharedMatrix
+from ladder.lower.blocks.dialect import BlockDialect
 from ladder.lower.blocks.fragments import ROWS, FragmentShape
 from ladder.lower.blocks.geometry import BlockGeometry
 from ladder.lower.blocks.lanes import fragment_lanes
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.blocks.shared import CHUNK_ELEMENTS, SharedMemory
 from ladder.lower.blocks.threads import Threads
-from ladder.lower.blocks.values import SharedTile
+from ladder.lower.blocks.values import SharedTile, Value
 from ladder.lower.chain.rocm import RocmDialect
 from ladder.lower.gpu.decode import Decoder
 from ladder.lower.rocm import dialect as d
@@ -157,25 +157,23 @@ class RocmBlocks(BlockDialect):
         return _reciprocal(x)
 
     # ---- matrix instructions -------------------------------------------------------------------------
-    def _own_words(self, tile: SharedMatrix, row: Expr, column: Expr) -> list[Expr]:
+    def _own_words(self, tile: SharedTile, row: Expr, column: Expr) -> list[Expr]:
         """Return a lane's elements of 16 columns of a row: those of its sixteen lanes."""
         chunk, within = fragment_lanes(tile.context.lanes).chunk(column)
         place = tile.base + (tile.layout.byte(row, chunk) + within)
         return self.read(tile.context.shared, place, self.shape.run // 2)
 
-    def fragment_words(self, tile: SharedMatrix, m: int, n: Expr) -> list[Expr]:
+    def fragment_words(self, tile: SharedTile, m: int, n: Expr) -> list[Expr]:
         key = (tile.name, "own", m, n)
         return list(tile.context.point.once(key, lambda: self._own_words(tile, tile.rows(m)[0], n)))
 
-    def operand_a(self, tile: SharedMatrix, m: int, k: int) -> list[Expr]:
+    def operand_a(self, tile: SharedTile, m: int, k: int) -> list[Expr]:
         return self._whole(self.fragment_words(tile, m, k), tile.context.threads.lane)
 
     def _left_row(self, lane: Expr) -> Expr:
         return d.left_row(lane % ROWS, self.repeats, self.shape.run)
 
-    def operand_b(
-        self, tile: SharedMatrix, k: int, n: Expr, count: int, transposed: bool
-    ) -> list[list[Expr]]:
+    def operand_b(self, tile: SharedTile, k: int, n: Expr, count: int, transposed: bool) -> list[list[Expr]]:
         lane = tile.context.threads.lane
         found = []
         for i in range(count):
@@ -184,7 +182,7 @@ class RocmBlocks(BlockDialect):
             found.append(self._whole(words, lane))
         return found
 
-    def _column(self, tile: SharedMatrix, k: int, column: Expr) -> list[Expr]:
+    def _column(self, tile: SharedTile, k: int, column: Expr) -> list[Expr]:
         """Return a lane's elements of 16 rows of a column, which lie in as many words."""
         run, context = self.shape.run, tile.context
         first = b.bind(fragment_lanes(context.lanes).column(k, context.threads.lane // ROWS * run))
@@ -227,7 +225,7 @@ class RocmBlocks(BlockDialect):
         row = self._left_row(lane)
         return [row // 8 * 32 + row % 8 * K_GROUPS + group for group in self._k_groups(lane)]
 
-    def operand_a_beside_packed(self, first: Matrix, m: int, k: int) -> list[Expr]:
+    def operand_a_beside_packed(self, first: Value, m: int, k: int) -> list[Expr]:
         assert isinstance(first, SharedTile), f"%{first.name}: `BlockGeometry` checks it"
         context = first.context
         row, found = first.rows(m)[0], list[Expr]()

@@ -15,7 +15,7 @@ chunk is a sum of what depends on the activation row (found once, by divisions) 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -41,13 +41,6 @@ from schedules.schedule import GpuSchedule, check
 from targets import TileDevice
 
 
-class ActivationSource(Protocol):
-    """Emits copies of x."""
-
-    def copy(self, stage: Expr, tile: Expr) -> None:
-        """Copy this thread's chunks of the stage that begins at packed tile ``tile``; in order."""
-
-
 @dataclass(frozen=True)
 class Rows:
     """Rows of a matrix.
@@ -61,7 +54,7 @@ class Rows:
     stages: Any
 
     def copy(self, stage: Expr, tile: Expr) -> None:
-        """Copy x; zeros beyond its extents."""
+        """Copy this thread's chunks of the stage that begins at packed tile ``tile``; zeros beyond x."""
         args, geo = self.place.args, self.spec.geo
         layout, per_chunk = geo.x_tile, CHUNK_BYTES // self.spec.step.element_bytes
 
@@ -153,7 +146,7 @@ class ImplicitGemm:
                 self.tap_row.set(self.tap_row.value + at.dilation[0])
 
 
-def activation_source(spec: Spec, place: Place, copier: Copier, stages: Any) -> ActivationSource:
+def activation_source(spec: Spec, place: Place, copier: Copier, stages: Any) -> Rows | ImplicitGemm:
     """Return what copies x of a kernel into its stages."""
     windows = spec.gemm.windows
     if windows is None:
@@ -213,7 +206,7 @@ class StageCopies:
     place: Place
     copier: Copier
     stages: Stages
-    x: ActivationSource
+    x: Rows | ImplicitGemm
 
     def emit(self, stage: Expr, iteration: Expr) -> None:
         tile = b.bind(iteration * self.spec.geo.stage_tiles)

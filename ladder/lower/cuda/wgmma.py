@@ -16,7 +16,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma8, wgmma16, wgmma_carry
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.cuda.wgmma16 import MathLoop, Parts
+from ladder.lower.cuda.wgmma16 import Parts
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
 from ladder.lower.cuda.wgmma_geometry import MathThread, Spec, choose_spec, find_math_thread
 from ladder.lower.cuda.wgmma_grid import Grid, Tiles, Walk, cut, emit_of_expert, find_grid, walk_experts
@@ -141,7 +141,9 @@ class Block:
             return None
         return TensorStores(self.spec, self.memory, self.y_map, who.group_thread == 0)
 
-    def _loop(self, args: Arguments, who: MathThread, table: SharedTable | None) -> MathLoop:
+    def _loop(
+        self, args: Arguments, who: MathThread, table: SharedTable | None
+    ) -> wgmma16.Loop16 | wgmma8.Loop8 | wgmma_carry.CarryLoop:
         """Allocate a math thread's registers and return its loop."""
         spec, scales = self.spec, self.memory.scales
         if spec.geo.carries:

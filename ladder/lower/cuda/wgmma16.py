@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -36,13 +36,6 @@ class Parts:
     x: Descriptor
     consumer: Consumer
     epilogue: Epilogue
-
-
-class MathLoop(Protocol):
-    """Emits the sums of a tile."""
-
-    def tile(self, piece: Piece) -> None:
-        """Sum one tile, or its piece, over K and write it."""
 
 
 STEPS = 4

@@ -166,7 +166,6 @@ class ColumnSums(ClusterSums):
             b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, own))
 
     def finish(self, who: MathThread, value: Sum, store: Store) -> None:
-        """Send what other blocks finish, then ``store`` what this block does."""
         warp, own = b.keep(who.group * 4 + who.warp), self.grid.slice
         self.meet()
         for rank in range(self.slices):

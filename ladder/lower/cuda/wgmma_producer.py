@@ -15,7 +15,6 @@ within one tap.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from tvm.script import tirx as T
 from tvm.tirx.script.builder import ir as I
@@ -66,13 +65,6 @@ def encode_map(spec: Spec, args: Arguments) -> Expr:
     return handle
 
 
-class TileCopies(Protocol):
-    """Copies of the slabs of one tile of x."""
-
-    def copy(self, target: Expr, barrier: Expr, k_tile: Expr, mask: Expr | None) -> None:
-        """Copy the slab at packed tile ``k_tile``; slabs come in order. ``mask``: to which blocks."""
-
-
 @dataclass(frozen=True)
 class RowCopies:
     """Copies of rows of a matrix: from activation row ``first_m`` on."""
@@ -81,6 +73,7 @@ class RowCopies:
     first_m: Expr
 
     def copy(self, target: Expr, barrier: Expr, k_tile: Expr, mask: Expr | None) -> None:
+        """Copy the slab at packed tile ``k_tile``; slabs come in order. ``mask``: to which blocks."""
         place = (target, T.address_of(self.x_map), k_tile * TILE, self.first_m, barrier)
         if mask is None:
             b.ptx(TENSOR_COPY, *place)
@@ -147,7 +140,11 @@ class WindowCopies:
                 self.tap_row.set(self.tap_row.value + 1)
 
 
-def begin_copies(spec: Spec, args: Arguments, x_map: Expr, piece: Piece, first_m: Expr) -> TileCopies:
+Copies = RowCopies | WindowCopies
+"""Copies of the slabs of one tile of x."""
+
+
+def begin_copies(spec: Spec, args: Arguments, x_map: Expr, piece: Piece, first_m: Expr) -> Copies:
     """Return the copies of a tile, from activation row ``first_m`` on."""
     windows = spec.gemm.windows
     if windows is None:
@@ -194,7 +191,7 @@ class Producer:
             self._fill_stage(x, piece.row_tile, [b.bind(piece.first_tile + step * geo.stage_tiles)])
             self.ring.advance()
 
-    def _fill_dealt(self, x: TileCopies, piece: Piece) -> None:
+    def _fill_dealt(self, x: Copies, piece: Piece) -> None:
         """Load the stages of the block's slices of K, slice after slice; an iteration has whole runs."""
         geo, deal, turns = self.spec.geo, self.spec.schedule.deal, slices_in_turn(self.spec.schedule)
         run = DEALT_COLUMNS // TILE
@@ -215,7 +212,7 @@ class Producer:
             b.emit(T.cuda.mbarrier_wait(empty, self.ring.phase.value ^ 1))
             self.ring.advance()
 
-    def _fill_stage(self, x: TileCopies, row_tile: Expr, parts: list[Expr]) -> None:
+    def _fill_stage(self, x: Copies, row_tile: Expr, parts: list[Expr]) -> None:
         """Wait until the stage is free, then start every copy into it, of equal parts from K tiles on."""
         memory, number = self.memory, self.ring.stage.value
         b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([number]), self.ring.phase.value ^ 1))
@@ -239,7 +236,7 @@ class Producer:
         rows = self.grid.copied_m * (copies * geo.slabs)
         return T.Cast("uint32", rows * SWIZZLE_ROW + rest)
 
-    def _fill_x(self, x: TileCopies, stage: Stage, parts: list[Expr]) -> None:
+    def _fill_x(self, x: Copies, stage: Stage, parts: list[Expr]) -> None:
         """Copy this block's share of the activation rows, to every block of the cluster that needs it."""
         geo, grid, schedule = self.spec.geo, self.grid, self.spec.schedule
         cluster, mask, first = schedule.cluster, None, 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from tvm.script import tirx as T
 
@@ -23,16 +23,6 @@ from ladder.lower.rocm.steps import DOTS, RUN, WaveStep
 from schedules.waves import STEP_COLUMNS, STEP_ROWS, ZERO_WORDS, column_tiles
 
 ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "uint32": 4}
-
-
-class WaveReader(Protocol):
-    """Loads scales and zero points as words."""
-
-    def __call__(self, name: str, granule: int, part: int, row: Expr) -> Expr:
-        """Return one element, zero-extended to a word."""
-
-    def run(self, granule: int, row: Expr, words: int) -> Expr:
-        """Return the scales of neighbouring rows from ``row`` on as a vector of words."""
 
 
 class WaveGroupRegisters(GroupRegisters):
@@ -59,7 +49,7 @@ class WaveGroupRegisters(GroupRegisters):
             for run in range(self._scale_count // RUN):
                 granule, first = divmod(run * RUN, self.rows)
                 row = self.step.lanes.slot_row(self.lane, first)
-                value = cast(WaveReader, read).run(granule, row, self.run_words)
+                value = cast(GroupReader, read).run(granule, row, self.run_words)
                 self.scales.store(run, value, self.run_words)
         super().fetch(read)
 

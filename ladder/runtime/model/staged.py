@@ -87,7 +87,6 @@ class IfStage(TorchStage):
         return {}
 
     def run(self, values: dict[str, Any]) -> None:
-        """Compute results from values of the call."""
         taken = bool(values[self.node.reads[0]])
         handed = self.handed[taken]
         if handed is not None:

@@ -140,7 +140,6 @@ class TileNest(Nest):
             self.body(loop.body, replace(at, chunk=chunk, start=start, extent=extent))
 
     def inner_rows(self, loop: Loop, at: At) -> None:
-        """Emit the loop over register tiles of the rows of a turn."""
         with b.loop(at.here // self.kernel.rows) as turn:
             self.body(loop.body, replace(at, block=turn * self.kernel.rows))
 

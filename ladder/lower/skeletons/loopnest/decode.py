@@ -74,8 +74,8 @@ class Decoder(Protocol):
     """How codes become multiplicands."""
 
     def begin(self) -> None:
-        """Emit what is constant for a tile, where a tile begins."""
-        ...
+        """Emit what is constant for a tile, where a tile begins; nothing where a decoder does not say."""
+        return
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         """Return the multiplicands of one step."""
@@ -131,7 +131,7 @@ def form_of(element: TType) -> Bytes:
 
 
 @dataclass
-class DigitByteDecoder:
+class DigitByteDecoder(Decoder):
     """Bytes of values: codes that are counted by a mask, others by a table in a register.
 
     layout: Of the words, read as bytes.
@@ -162,24 +162,18 @@ class DigitByteDecoder:
         return [b.bind(T.bitwise_xor(word, flipped) if form.flip else word)]
 
 
-class RawPairs:
+class RawPairs(Decoder):
     """bfloat16 weights are multiplicands as they are stored."""
-
-    def begin(self) -> None:
-        """Emit nothing."""
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         return [v.as_type(unit.vector(unit.layout.planes[0], step), "uint16x32")]
 
 
 @dataclass
-class ByteDecoder:
+class ByteDecoder(Decoder):
     """Unsigned bytes for integer cores: shifts and masks only, since packed codes count from 0."""
 
     layout: CpuLayout
-
-    def begin(self) -> None:
-        """Emit nothing."""
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         """Return four unsigned bytes per row."""
@@ -275,7 +269,7 @@ class LookupTable:
 
 
 @dataclass
-class PairDecoder:
+class PairDecoder(Decoder):
     """Look bfloat16 pairs up."""
 
     pairs: PairTable
@@ -288,7 +282,7 @@ class PairDecoder:
 
 
 @dataclass
-class ExtendingDecoder:
+class ExtendingDecoder(Decoder):
     """Extend codes that are unsigned or in two's complement: to 16 bits, or to 32, which become floats.
 
     made: ``"int16"``, ``"bfloat16"`` or ``"float32"``.
@@ -296,9 +290,6 @@ class ExtendingDecoder:
 
     pairs: PairTable
     made: str
-
-    def begin(self) -> None:
-        """Emit nothing."""
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         codes, bits = self.pairs.codes(unit, step), self.pairs.layout.bits
@@ -327,14 +318,8 @@ class ExtendingDecoder:
         return v.shifted(v.as_type(high, f"{kind}{width}x{count}"), right, f"{kind}{width}", count)
 
 
-@dataclass
-class FloatDecoder:
+class FloatDecoder(PairDecoder):
     """Look pairs up and split them into one float32 vector per column."""
-
-    pairs: PairTable
-
-    def begin(self) -> None:
-        self.pairs.begin()
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         codes = self.pairs.codes(unit, step)
@@ -348,14 +333,11 @@ class FloatDecoder:
 
 
 @dataclass
-class MemoryDecoder:
+class MemoryDecoder(Decoder):
     """Read the value of each code from an array: any type of up to 16 bits on any machine."""
 
     layout: CpuLayout
     element: TType
-
-    def begin(self) -> None:
-        """Emit nothing."""
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         """Return E vectors float32x16."""
@@ -377,14 +359,11 @@ class MemoryDecoder:
 
 
 @dataclass
-class ExpressionDecoder:
+class ExpressionDecoder(Decoder):
     """Evaluate the type's decode expression in a vectorised loop: any type on any machine."""
 
     layout: CpuLayout
     element: TType
-
-    def begin(self) -> None:
-        """Emit nothing."""
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         """Return E vectors float32x16."""

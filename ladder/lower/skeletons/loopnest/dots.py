@@ -89,7 +89,6 @@ class VectorNest(Nest):
         return self.starts_from_sums and exact and offset_of(self.program) is not None
 
     def without_zero(self, add: AddGroup, value: Expr, source: tuple[Expr, Expr, Expr], zeros: Expr) -> Expr:
-        """Subtract what zero points, or the offset alone, contributed."""
         return value if self._begins_with_offset else super().without_zero(add, value, source, zeros)
 
     def copy(self, copy: Copy, at: At) -> None:

@@ -37,7 +37,6 @@ class TermActivations(Activations):
         return pieces_of(self.activation, TERMS)
 
     def prepare(self, block: Expr, first: Expr) -> None:
-        """Emit the preparation of one block, whose first row is ``first``."""
         chunks = self.chunks_of_a_group
         with b.loop(self.rows) as local, b.loop(self.groups) as group:
             total = v.scratch(self.chunk, "float32")
