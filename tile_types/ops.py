@@ -87,7 +87,7 @@ class NumpyOps:
         if lost.any():
             raise ValueRangeError(
                 f"ops.lookup: entry {int(lost.argmax())} of the table, {given[lost][0]:g}, is beyond float32;"
-                " divide the table by a power of two and multiply scales by it"
+                " divide the table by a power of two and multiply scales by it, or write 0 or what is largest"
             )
         return entries[code]
 

@@ -258,14 +258,16 @@ def _default_scaling(element: TType, scale_type: str, zero: str) -> str:
 
 def _check_recipe(recipe: Recipe, scale_asked: bool) -> None:
     name, rule, zero = recipe.type_name, recipe.scaling, recipe.zero
+    wide = recipe.element.elem_bits > 8
     problems = (
         (
-            recipe.element.elem_bits > 8 and rule != "none",
+            wide and rule != "none",
             f"{name} has {recipe.element.elem_bits} bits and is stored unscaled; use scaling='none'",
         ),
         (
             rule == "none" and (zero != "none" or scale_asked),
-            f"{name} with scaling 'none' has no scale: leave out group, block, scale type and zero point",
+            f"{name} with scaling 'none'{' (the only one above 8 bits)' * wide} has no scale: leave out"
+            " group, block, scale type and zero point",
         ),
         (
             rule in ("minmax", "hqq") and zero == "none",

@@ -374,8 +374,23 @@ class TType:
                 f" got shape {values.shape} for {codes.size} codes"
             )
         values = np.broadcast_to(values, codes.shape)
+        if (wrapped := self._wrapped(codes, values)).any():
+            raise ValueRangeError(
+                f"type {self.name}: decode(code, ops) gives {values[wrapped][0]:g} for code"
+                f" {codes[wrapped][0]}: codes count as uint32, in which numbers below 0 wrap around;"
+                " write ops.cast(code, 'int32') where they may be negative"
+            )
         values.setflags(write=False)
         return values
+
+    def _wrapped(self, codes: npt.NDArray[np.uint32], values: npt.NDArray[np.float64]) -> Any:
+        """Tell of each code whether its value would be a small negative one, were codes signed."""
+        try:
+            with np.errstate(all="ignore"):
+                signed = np.asarray(self.evaluate(codes.astype(np.int64), NumpyOps()), np.float64)
+        except Exception:  # bits of 64-bit codes are no float32
+            signed = values
+        return (signed < 0) & (values > -signed * (1 << EXHAUSTIBLE_BITS - 1))
 
     @cached_property
     def _valid(self) -> npt.NDArray[np.bool_]:

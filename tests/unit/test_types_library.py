@@ -173,6 +173,8 @@ def test_a_type_needs_a_decode_or_an_element() -> None:
         (lambda code, ops: ops.lookup([0.0, 1.0], code), "fails on an array of codes .*out of bounds"),
         (lambda code, ops: ops.cast(code, "float99"), "fails on an array of codes .*float99"),
         (lambda code: code, "fails on an array of codes .*positional argument"),
+        (lambda code, ops: code - 8, "for code 0: codes count as uint32, .*wrap around; write ops.cast"),
+        (lambda code, ops: ops.cast(-code, "float32") / 8, "for code 1: codes count as uint32"),
     ],
 )
 def test_a_decode_that_does_not_work_is_not_registered(decode: Callable[..., Any], says: str) -> None:
@@ -260,3 +262,17 @@ def test_import_loads_neither_torch_nor_tvm() -> None:
     program = "import sys, tile_types; print(sorted({'torch', 'tvm'} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        lambda code, ops: ops.cast(code - 8, "int32"),  # wraps, and back
+        lambda code, ops: ops.cast(code * 0x9E3779B1 >> 28, "int32") - 8,
+        lambda code, ops: ops.exp2(8.0 * ops.cast(code, "float32")),
+        lambda code, ops: ops.bitcast(code << 27, "float32"),
+    ],
+)
+def test_large_values_are_no_wrapped_ones(decode: Any) -> None:
+    ttype = TType("large4", 4, decode)
+    assert len(ttype.values()) == 16
