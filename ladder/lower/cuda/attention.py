@@ -14,7 +14,6 @@ accumulators of ``mma.m16n8k16``; ``movmatrix`` iterations weights into the B op
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
@@ -24,7 +23,6 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.attention_loads import (
     Keys,
-    Limits,
     Place,
     Spec,
     choose_spec,
@@ -35,7 +33,7 @@ from ladder.lower.cuda.attention_loads import (
 )
 from ladder.lower.cuda.functions import pack
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.gpu.attention import LOWEST, VECTOR, declare_inputs, joined, unseen_rows, weigh
+from ladder.lower.gpu.attention import LOWEST, VECTOR, Limits, declare_inputs, joined, unseen_rows, weigh
 from schedules.attention import STEP_KEYS, STEP_ROWS, AttentionSchedule
 from schedules.schedule import check
 from targets import TileDevice
@@ -301,72 +299,47 @@ def emit(form: Attention, device: TileDevice, schedule: AttentionSchedule, name:
 
     Raises ScheduleError if the head does not divide into fragments.
     """
+    spec, overlap = choose_spec(form, device, schedule), Overlap(device)
     with b.function(name, noalias=False) as result:  # nothing may be read before `Overlap.wait`
-        _emit_body(choose_spec(form, device, schedule), Overlap(device))
+        inputs = declare_inputs(form)
+        cluster = ["clusterCtaIdx.x"] * (schedule.cluster > 1)
+        overlap.declare("blockIdx.x", "blockIdx.y", "blockIdx.z", *cluster, "threadIdx.x")
+        place = find_place(spec, inputs)
+        join = Join(spec, place)
+        overlap.release()
+        if overlap.possible:
+            prefetch(spec, place)
+        overlap.wait()
+        limits, queries, sums = find_limits(spec, place), load_queries(spec, place), Sums(spec)
+        walk(spec, place, limits, queries, sums, Keys(spec, place, limits.needed))
+        join.finish(sums)
     return result.func
 
 
-def _emit_body(spec: Spec, overlap: Overlap) -> None:
-    inputs = declare_inputs(spec.form)
-    cluster = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
-    overlap.declare("blockIdx.x", "blockIdx.y", "blockIdx.z", *cluster, "threadIdx.x")
-    place = find_place(spec, inputs)
-    join = Join(spec, place)
-    overlap.release()
-    if overlap.possible:
-        prefetch(spec, place)
-    overlap.wait()
-    limits = find_limits(spec, place)
-    queries = load_queries(spec, place)
-    sums = Sums(spec)
-    Walk(spec, place, limits, queries, sums, Keys(spec, place, limits.needed)).emit()
-    join.finish(sums)
-
-
-@dataclass(frozen=True)
-class Walk:
-    """Emits the loop over a warp's keys.
-
-    spec, place, limits, queries: The kernel's spec, where this thread works, which keys count, and the
-        operands of q.
-    """
-
-    spec: Spec
-    place: Place
-    limits: Limits
-    queries: list[list[Expr]]
-    sums: Sums
-    keys: Keys
-
-    def emit(self) -> None:
-        """Emit the loop: the loads of the next iteration are in flight while this one is computed."""
-        worker, workers, span = self.place.worker, self.place.workers, self.spec.span
-        iterations = b.keep((self.limits.needed + span - 1) // span)
-        loads: list[Callable[[Expr], None]] = [self.keys.load_keys, self.keys.load_values]
-        if self.spec.form.mask:
-            loads.insert(0, self.keys.load_mask)
-        with b.when(worker < iterations):
-            for load in loads:
-                load(worker)
-        count = b.keep(T.max((iterations - worker + workers - 1) // workers, 0))
-        with b.loop(count, rolled=True) as index:
-            iteration = b.keep(worker + index * workers)
-            following = b.keep(iteration + workers)
-            weights = self._weights(iteration)
-            with b.when(following < iterations):
-                for load in loads[:-1]:
-                    load(following)
-            self.sums.add(weights, self.keys.values)
-            with b.when(following < iterations):
-                self.keys.load_values(following)
-
-    def _weights(self, iteration: Expr) -> list[list[list[Expr]]]:
-        """Make weights of an iteration's keys, operands by fragment and part; rescale the sums so far."""
-        spec, keys = self.spec, self.keys
-        raw = raw_scores(spec, self.queries, keys.keys)
-        scores = seen_scores(spec, keys, self.limits.rows, self.place.g, iteration, raw)
-        self.sums.weigh(scores)
-        return [
-            [weight_operands(spec, keys, scores, fragment, part) for part in range(spec.parts)]
+def walk(spec: Spec, place: Place, limits: Limits, queries: list[list[Expr]], sums: Sums, keys: Keys) -> None:
+    """Emit the loop over a warp's keys: loads of the next iteration are in flight while one is computed."""
+    worker, workers, span = place.worker, place.workers, spec.span
+    iterations = b.keep((limits.needed + span - 1) // span)
+    loads: list[Callable[[Expr], None]] = [keys.load_keys, keys.load_values]
+    if spec.form.mask:
+        loads.insert(0, keys.load_mask)
+    with b.when(worker < iterations):
+        for load in loads:
+            load(worker)
+    count = b.keep(T.max((iterations - worker + workers - 1) // workers, 0))
+    with b.loop(count, rolled=True) as index:
+        iteration = b.keep(worker + index * workers)
+        following = b.keep(iteration + workers)
+        raw = raw_scores(spec, queries, keys.keys)
+        weights = seen_scores(spec, keys, limits.rows, place.g, iteration, raw)
+        sums.weigh(weights)
+        operands = [
+            [weight_operands(spec, keys, weights, fragment, part) for part in range(spec.parts)]
             for fragment in range(spec.schedule.fragments)
         ]
+        with b.when(following < iterations):
+            for load in loads[:-1]:
+                load(following)
+        sums.add(operands, keys.values)
+        with b.when(following < iterations):
+            keys.load_values(following)

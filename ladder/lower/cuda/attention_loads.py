@@ -14,7 +14,7 @@ from ladder.ir.attention import CODES, STEP_ELEMENTS, Attention, head_problem
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.functions import pack
-from ladder.lower.gpu.attention import HeadPlace, Inputs, WordOperands, first_of_head
+from ladder.lower.gpu.attention import HeadPlace, Inputs, Limits, WordOperands, first_of_head
 from ladder.lower.gpu.emission import TirMachine, helper
 from ladder.lower.gpu.instructions import MatrixStep, select_step
 from ladder.lower.gpu.proven import Proven, proven_recipes
@@ -211,18 +211,6 @@ def prefetch(spec: Spec, place: Place) -> None:
                 at = place.begins[name] + key * n[f"{name}_s"]
                 at = at + piece % lines * (128 // form.stored_bytes)
                 b.ptx(PREFETCH, place.inputs.tensors[name].ptr_to([at]))
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Keys that count.
-
-    rows: How many keys each of the lane's rows of q sees, by part and row.
-    needed: How many the block needs.
-    """
-
-    rows: list[list[Expr]]
-    needed: Expr
 
 
 def find_limits(spec: Spec, place: Place) -> Limits:

@@ -13,32 +13,29 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu import grouped
 from ladder.lower.gpu.arguments import Arguments
-from ladder.lower.gpu.grouped import MTile
+from ladder.lower.gpu.grouped import Lanes, MTile
 from schedules.schedule import GpuSchedule
 
 WARP = 32
 
 
 @dataclass(frozen=True)
-class Warp:
-    """The 32 lanes of a warp."""
+class Warp(Lanes):
+    """The 32 lanes of a warp, in whose registers all values of CUDA code are."""
 
-    lane: Expr
     count: int = WARP
 
     def read(self, ranges: Any, index: Expr) -> Expr:
-        """Return one of the ranges. A plain read could move ahead of the wait for the kernel before."""
+        # A plain read could move ahead of the wait for the kernel before.
         register = b.local(1, "uint32")
         b.ptx("ld.global.u32", register[0], ranges.ptr_to([index]))
         # Not a cast: TVM takes what was unsigned for never negative, and drops the clamping to 0.
         return T.reinterpret("int32", register[0])
 
     def shuffle_xor(self, value: Expr, distance: int) -> Expr:
-        """Return the value of another lane."""
         return b.keep(b.shuffle_xor(value, distance))
 
     def uniform(self, value: Expr) -> Expr:
-        """Return the value: registers of CUDA code are all of lanes."""
         return value
 
 

@@ -180,6 +180,17 @@ class HeadPlace:
         return b.keep(limit)
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How many keys each of a lane's rows of q sees, by part of its scores, and how many its block needs.
+
+    rows: On NVIDIA GPUs a lane has two rows in each part; on AMD GPUs one, and ``needed`` is its wave's.
+    """
+
+    rows: list[Any]
+    needed: Expr
+
+
 def first_of_head(inputs: Inputs, batch: Expr, head: Expr, name: str) -> Expr:
     """Return the first element of a head of keys or what belongs to them."""
     return batch * inputs.numbers[f"{name}_b"] + head * inputs.numbers[f"{name}_h"]

@@ -9,9 +9,10 @@ What vendors do differently is said by `Lanes`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from tvm.script import tirx as T
 
@@ -20,23 +21,25 @@ from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
 
 
-class Lanes(Protocol):
-    """A warp or wave whose lanes search the ranges together; all of them must take part."""
+@dataclass(frozen=True)
+class Lanes(ABC):
+    """A warp or wave whose lanes search the ranges together; all of them must take part.
 
-    @property
-    def count(self) -> int:
-        """Lanes, a power of two."""
+    lane, count: The lane's number, and how many there are, a power of two.
+    """
 
-    @property
-    def lane(self) -> Expr:
-        """The lane's number."""
+    lane: Expr
+    count: int
 
+    @abstractmethod
     def read(self, ranges: Any, index: Expr) -> Expr:
         """Return an int32 of ``ranges`` as it is once the kernels before have ended."""
 
+    @abstractmethod
     def shuffle_xor(self, value: Expr, distance: int) -> Expr:
         """Return the int32 of the lane at a distance (a power of two), read before it changes."""
 
+    @abstractmethod
     def uniform(self, value: Expr) -> Expr:
         """Return an int32 that is the same in all lanes, as the vendor's code holds such."""
 

@@ -28,11 +28,10 @@ from ladder.ir.attention import LOG2_E, Attention
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.activation_tile import each_piece
-from ladder.lower.gpu.attention import LOWEST, VECTOR, declare_inputs, joined, unseen_rows, weigh
+from ladder.lower.gpu.attention import LOWEST, VECTOR, Limits, declare_inputs, joined, unseen_rows, weigh
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.attention_loads import (
     Keys,
-    Limits,
     Place,
     Spec,
     aligned,
@@ -286,59 +285,40 @@ def emit(form: Attention, device: TileDevice, schedule: WaveAttentionSchedule, n
         place = find_place(spec, declare_inputs(form))
         limits, queries = find_limits(spec, place), load_queries(spec, place)
         sums = Sums(spec, place)
-        Walk(spec, place, limits, queries, sums, Keys(spec, place, limits.needed)).emit()
+        walk(spec, place, limits, queries, sums, Keys(spec, place, limits.needed))
         Join(spec, place, sums).finish()
     return result.func
 
 
-@dataclass(frozen=True)
-class Walk:
-    """Emits the loop over a wave's keys.
+def walk(spec: Spec, place: Place, limits: Limits, queries: list[list[Expr]], sums: Sums, keys: Keys) -> None:
+    """Emit the loop over a wave's keys: loads of the next iteration are in flight while one is computed.
 
-    spec, place, limits, queries: The kernel's spec, where this lane works, which keys count, and the operands
-        of q.
+    All waves that share keys take as many iterations. Of an iteration beyond the last key weights are 0.
+    Where registers are few, LLVM may not move a step's instructions into another's, where it would spill.
     """
-
-    spec: Spec
-    place: Place
-    limits: Limits
-    queries: list[list[Expr]]
-    sums: Sums
-    keys: Keys
-
-    def emit(self) -> None:
-        """Emit the loop: the loads of the next iteration are in flight while this one is computed.
-
-        All waves that share keys take as many iterations. Of an iteration beyond the last key weights are 0.
-        Where registers are few, LLVM may not move a step's instructions into another's, where it would spill.
-        """
-        plan, keys, sums = self.spec.schedule, self.keys, self.sums
-        own = plan.span * plan.key_waves
-        count = b.keep((self.limits.needed + (own - 1)) // own)
-        loads: list[Callable[[Expr], None]] = [keys.load_keys, keys.load_values]
-        if self.spec.form.mask:
-            loads.insert(0, keys.load_mask)
-        with b.when(count > 0):
-            for load in loads:
-                load(self.place.key_wave)
-        with b.loop(count, rolled=True) as index:
-            iteration = b.keep(index * plan.key_waves + self.place.key_wave)
-            following = b.keep(iteration + plan.key_waves)
-            raw = sums.raw_scores(self.queries, keys)
-            self._fence_if_full()
-            weights = sums.seen_scores(keys, self.limits, iteration, raw)
-            for load in loads[:-1]:
-                load(following)
-                self._fence_if_full()
-            d.schedule_fence()
-            sums.weigh(weights)
-            self._fence_if_full()
-            sums.add(weights, keys)
-            keys.load_values(following)
-            d.schedule_fence()
-
-    def _fence_if_full(self) -> None:
-        spec = self.spec
-        held = registers(spec.form, spec.device, spec.schedule)
-        if held > FULL * spec.operands.fragment.registers:
-            d.schedule_fence()
+    plan = spec.schedule
+    own = plan.span * plan.key_waves
+    is_full = registers(spec.form, spec.device, plan) > FULL * spec.operands.fragment.registers
+    fence_if_full = d.schedule_fence if is_full else lambda: None
+    count = b.keep((limits.needed + (own - 1)) // own)
+    loads: list[Callable[[Expr], None]] = [keys.load_keys, keys.load_values]
+    if spec.form.mask:
+        loads.insert(0, keys.load_mask)
+    with b.when(count > 0):
+        for load in loads:
+            load(place.key_wave)
+    with b.loop(count, rolled=True) as index:
+        iteration = b.keep(index * plan.key_waves + place.key_wave)
+        following = b.keep(iteration + plan.key_waves)
+        raw = sums.raw_scores(queries, keys)
+        fence_if_full()
+        weights = sums.seen_scores(keys, limits, iteration, raw)
+        for load in loads[:-1]:
+            load(following)
+            fence_if_full()
+        d.schedule_fence()
+        sums.weigh(weights)
+        fence_if_full()
+        sums.add(weights, keys)
+        keys.load_values(following)
+        d.schedule_fence()

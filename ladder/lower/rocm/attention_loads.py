@@ -20,7 +20,7 @@ from tvm.script import tirx as T
 from ladder.ir.attention import CODES, Attention
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.gpu.attention import HeadPlace, Inputs, WordOperands
+from ladder.lower.gpu.attention import HeadPlace, Inputs, Limits, WordOperands
 from ladder.lower.gpu.proven import proven_recipes
 from ladder.lower.gpu.recipes import Conversion, Lanes16
 from ladder.lower.rocm import dialect as d
@@ -228,14 +228,6 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
     return Place(
         inputs, form.group, head, batch, first_row, row_count, thread, lane, g, c, row_wave, key_wave, left
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How many keys each of the lane's rows of q sees, by part, and how many its wave needs."""
-
-    rows: list[Expr]
-    needed: Expr
 
 
 def find_limits(spec: Spec, place: Place) -> Limits:

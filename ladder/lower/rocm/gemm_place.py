@@ -12,7 +12,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, CHUNK_WORDS, ActivationTile
 from ladder.lower.gpu.arguments import Arguments
-from ladder.lower.gpu.grouped import count_m_tiles, find_m_tile, raster
+from ladder.lower.gpu.grouped import Lanes, count_m_tiles, find_m_tile, raster
 from ladder.lower.gpu.groups import Groups
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import WaveDecoder, wave_decoder
@@ -26,18 +26,15 @@ from targets import TileDevice
 
 
 @dataclass(frozen=True)
-class WaveLanes:
-    """The lanes of a wave: ``count`` of them."""
+class WaveLanes(Lanes):
+    """The lanes of a wave, of kernels that never overlap with others of their stream."""
 
-    lane: Expr
     count: int = WAVE
 
     def read(self, ranges: Any, index: Expr) -> Expr:
-        """Return one of the ranges: kernels of a stream never overlap."""
         return b.keep(ranges[index])
 
     def shuffle_xor(self, value: Expr, distance: int) -> Expr:
-        """Return the value of another lane."""
         return b.keep(shuffle_xor(value, "int32", self.lane, distance))
 
     def uniform(self, value: Expr) -> Expr:
