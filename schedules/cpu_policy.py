@@ -103,15 +103,19 @@ takes 0.42 to 0.65 of the time by two digits, float32 0.56 to 0.81 by three. bfl
 0.73 to 0.97 up to M = 2, by int8 0.58 to 0.95 up to M = 4; above 1.03 and more.
 """
 
-LEAST_BYTES_GROUP = 64
-"""Columns of a group below which sums of bytes end too often: float16 by int4, M = 16, takes 1.5 of the time
-of products of floats in groups of 32."""
+LEAST_BYTES_GROUP: Mapping[bool, int] = {False: 32, True: 64}
+"""Whether the device multiplies x as bfloat16 too, and codes have fewer than eight bits -> columns of a group
+below which sums of bytes end too often.
 
-BYTES_IN_ORDER = Row(1, "avx512_vnni8x2", 1, 16, bits=4)
+Measured on one core of a Zen 4, groups of 32, M = 1 to 16: float16 takes 0.56 to 0.75 of the time of products
+of floats, float32 0.72 to 0.88, bfloat16 by int8 0.69 to 0.84 up to M = 4, by int4 1.12.
+"""
+
+BYTES_IN_ORDER = Row(1, "avx512_vnni8x2", 1, 16, groups=64, bits=4)
 """One row by one row block at a time: memory is read in order.
 
 Measured on one core of a Zen 4: int4 and int8 by float16, bfloat16 take 0.87 to 1.09 of the time of four row
-blocks, 0.93 in the mean, 2-bit codes 2.1.
+blocks, 0.93 in the mean, 2-bit codes 2.1, int8 in groups of 32 1.19.
 """
 
 ONE_STREAM = Row(1, "avx512_vnni", 1, 16, unless="amx_int8", groups=64)
@@ -321,7 +325,8 @@ def takes_bytes(gemm: Gemm, device: TileDevice, m: int, split: str) -> bool:
     beside = gemm.activation == "bfloat16" and "avx512_bf16" in device.features
     if m > BYTES_UP_TO[split, beside][layout.bits == 8]:
         return False
-    return LEAST_BYTES_GROUP <= layout.padded_group <= columns_in_32_bits(form.largest, split)
+    least = LEAST_BYTES_GROUP[beside and layout.bits < 8]
+    return least <= layout.padded_group <= columns_in_32_bits(form.largest, split)
 
 
 def takes_terms(gemm: Gemm) -> bool:

@@ -16,7 +16,7 @@ from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.skeletons.loopnest.decode import units_ahead
+from ladder.lower.skeletons.loopnest.decode import form_of, units_ahead
 from ladder.lower.skeletons.loopnest.digits import ByteDigitActivations, DigitActivations
 from ladder.lower.skeletons.loopnest.nest import At, Nest, offset_of
 from schedules.cpu_layout import LANES, ROWS, UNIT
@@ -24,6 +24,9 @@ from schedules.instructions import steps_in_16_bits
 
 CHAINS = 4
 """Sums that a register tile needs at least: a multiply takes as many cycles as it starts in."""
+
+NUMBERS = "numbers"
+"""Zero points and scales of each panel in a group."""
 
 HALVES = 2 * LANES
 """Sums of 16 bits in a vector."""
@@ -54,7 +57,11 @@ class VectorNest(Nest):
             b.store(sums, self.beginning(at, index % self.width), v.lanes(index * LANES))
         for index in range(count, self.partial * count):
             b.store(sums, v.constant(0, self.held), v.lanes(index * LANES))
-        return replace(at, tiles={**at.tiles, fill.target.name: sums})
+        # Read here: what multiplies would move behind the branches on the type of scales, but not its loads.
+        ((add, _),) = self.program.find(AddGroup)
+        assert isinstance(add, AddGroup)
+        numbers = [self.numbers(add, at, panel) for panel in range(self.kernel.panels)]
+        return replace(at, tiles={**at.tiles, fill.target.name: sums, NUMBERS: numbers})
 
     def beginning(self, at: At, row: int) -> Expr:
         """Return what the sums of a row in a group begin with: what the offset of the codes adds, or 0."""
@@ -157,8 +164,7 @@ class VectorNest(Nest):
         self._fold(at.tiles[add.value])
         if add.scale and self.kernel.panels == 1 and units_ahead(self.program):
             self._prefetch_scales(add.scale, at)
-        for panel in range(self.kernel.panels):
-            numbers = self.numbers(add, at, panel)
+        for panel, numbers in enumerate(at.tiles[NUMBERS]):
             for row in range(self.kernel.rows):
                 place = v.lanes((panel * self.kernel.rows + row) * LANES)
                 value = self.sums_of(add, at, panel, row)
@@ -237,24 +243,44 @@ class DigitNest(VectorNest):
         """Sums of a column: one of each digit of a row."""
         return self.kernel.rows * self.x.digits
 
+    @property
+    def joined(self) -> int:
+        """Digits whose sums in a group, joined in integers, do not exceed 32 bits."""
+        return 1
+
     def sums_of(self, add: AddGroup, at: At, panel: int, row: int) -> Expr:
         """Return what the sums of all digits are worth."""
         x = self.x
-        upper, *rest = (
-            T.Cast(f"float32x{LANES}", at.tiles[add.value][self.place(panel, row * x.digits + digit)])
-            for digit in range(x.digits)
+        first, *rest = (
+            at.tiles[add.value][self.place(panel, row * x.digits + digit)] for digit in range(x.digits)
         )
-        for lower in rest:
-            upper = v.fma(upper, v.constant(float(1 << x.width), "float32"), lower)
+        for lower in rest[: self.joined - 1]:
+            first = v.shifted(first, -x.width, "int32", LANES) + lower
+        upper = T.Cast(f"float32x{LANES}", first)
+        for lower in rest[self.joined - 1 :]:
+            wide = T.Cast(f"float32x{LANES}", lower)
+            upper = v.fma(upper, v.constant(float(1 << x.width), "float32"), wide)
         return upper * v.splat(x.unit[(at.block * x.groups + at.group) * x.rows + row])
 
 
 class ByteDigitNest(DigitNest):
     """A kernel on vector registers whose weights are bytes: sums begin with what these leave out."""
 
+    @property
+    def x(self) -> ByteDigitActivations:
+        """The prepared activations."""
+        assert isinstance(self.kernel.x, ByteDigitActivations)
+        return self.kernel.x
+
+    @property
+    def joined(self) -> int:
+        """Digits whose sums in a group, joined in integers, do not exceed 32 bits."""
+        columns, form = self.kernel.layout.padded_group, form_of(self.x.element)
+        most = columns * max(form.largest + form.low, -form.low)
+        return 1 + (most << 2 * self.x.width - 1 < 1 << 31)
+
     def beginning(self, at: At, row: int) -> Expr:
         """Return what the sums of a digit of a row in a group begin with."""
-        assert isinstance(self.x, ByteDigitActivations)
         if self.x.starts is None:
             return super().beginning(at, row)
         return v.splat(self.x.starts[(at.block * self.x.groups + at.group) * self.width + row])
