@@ -11,7 +11,7 @@ from ladder.ir.build import draws
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
-from ladder.partition.chains import LARGE_SHARED, MOST_CHAIN_NODES, Chains
+from ladder.partition.chains import LARGE_SHARED, MOST_CHAIN_NODES, MOST_NESTED, Chains, joins_nested
 from ladder.partition.convolutions import Choose, best_candidate, read_in_order
 from ladder.partition.copies import absorb_copies
 from ladder.partition.elements import without_kernel
@@ -93,7 +93,10 @@ def with_readers(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
             or not _is_short(now, target)
         ):
             continue
-        merged[id(reader)] = joined = _joined(graph, now, target, target.outputs)
+        joined = _joined(graph, now, target, target.outputs)
+        if joins_nested(joined.graph) > MOST_NESTED:
+            continue
+        merged[id(reader)] = joined
         found[found.index(target)] = joined
         found.remove(now)
     return found

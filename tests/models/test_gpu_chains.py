@@ -316,3 +316,17 @@ def test_chains_of_open_sizes_without_elements_are_divided() -> None:
     graph = g.finish(g.add("exp", x), g.add("neg", y))
     parts = partition(graph, side_by_side=True, device=get_device("cuda/sm_90a"))
     assert {value for part in parts for value in part.outputs} == set(graph.outputs)
+
+
+def test_few_joins_of_joins_are_in_one_kernel() -> None:
+    """As a Hadamard transform has them, written out: each doubles what a kernel computes and emits."""
+    g = GraphBuilder("model")
+    value = g.input("x", "float32", (64, 128))
+    for half in (1, 2, 4, 8, 16, 32, 64):
+        pairs = g.add("reshape", value, shape=(64, 64 // half, 2, half))
+        a, b = (
+            g.add("slice", pairs, begin=(0, 0, at, 0), shape=(64, 64 // half, 1, half)) for at in range(2)
+        )
+        value = g.add("concat", g.add("add", a, b), g.add("sub", a, b), axis=2)
+    parts = partition(g.finish(value), side_by_side=True, device=get_device("cuda/sm_90a"))
+    assert [sum(node.operator == "concat" for node in part.graph.nodes) for part in parts] == [1, 3, 3]
