@@ -10,6 +10,9 @@ from ladder.ir import Graph, GraphBuilder, Node
 from tile_types import Tile, get_type
 from tile_types.quantize import quantize
 
+BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "shift_left", "shift_right")
+"""Operators of integers alone."""
+
 CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "convert": (((4, 6),), {"type": "float16"}),
     "encode": (((4, 6),), {"type": "int4"}),
@@ -40,6 +43,7 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
         ("pow", "logaddexp", "quotient", "less", "less_equal", "equal", "both", "either"),
         (((4, 6), (6,)), {}),
     ),
+    **dict.fromkeys(BITS, (((4, 6), (6,)), {})),
     **dict.fromkeys(("add", "sub", "mul", "div", "div_ftz", "maximum", "minimum"), (((4, 6), (6,)), {})),
     **dict.fromkeys(
         (
@@ -63,10 +67,11 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
 
 
 def of_values(operator: str) -> Graph:
-    """Return a graph that applies one operator to float32 inputs."""
+    """Return a graph that applies one operator to inputs of float32, or of int32."""
     shapes, attributes = CASES[operator]
     g = GraphBuilder("example")
-    inputs = [g.input(f"x{i}", "float32", shape) for i, shape in enumerate(shapes)]
+    ttype = "int32" if operator in BITS else "float32"
+    inputs = [g.input(f"x{i}", ttype, shape) for i, shape in enumerate(shapes)]
     return g.finish(g.add(operator, *inputs, name="y", **attributes))
 
 

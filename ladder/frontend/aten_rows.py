@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ladder.frontend.aten_bits import BITS
 from ladder.frontend.aten_functions import FUNCTIONS
 from ladder.frontend.aten_moves import MOVES
 from ladder.frontend.aten_reductions import REDUCTIONS
@@ -50,17 +51,6 @@ def _narrow(im: Importer, value: Any, out: str) -> Any:
     if im.is_value(value):
         return value if im.ttype(value) in (out, "bool") else im.g.add("convert", value, type=out, exact=True)
     return value if isinstance(value, str | bool) else held(value, out)
-
-
-def _logic_or_bits(operator: str) -> Row:
-    def row(im: Importer, out: str, a: Any, b: Any) -> Any:
-        return im.apply(operator, [a, b], "bool") if out == "bool" else None
-
-    return row
-
-
-def _negation(im: Importer, out: str, a: Any) -> Any:
-    return im.apply("negation", [a], "bool") if out == "bool" else None
 
 
 def _floats(operator: str) -> Row:
@@ -442,12 +432,7 @@ ROWS: dict[str, Row] = {
     "hardtanh.default": lambda im, out, x, low=-1.0, high=1.0: _clamped(im, out, x, low, high),
     "where.self": _chosen,
     "masked_fill.Scalar": lambda im, out, x, mask, value: _chosen(im, out, mask, value, x),
-    **{f"{name}.default": _logic_or_bits(row) for name, row in {
-        "logical_and": "both", "logical_or": "either"}.items()},
-    **{f"{name}.Tensor": _logic_or_bits(row) for name, row in {
-        "bitwise_and": "both", "bitwise_or": "either"}.items()},
-    "logical_not.default": _negation,
-    "bitwise_not.default": _negation,
+    **BITS,
     "full.default": _filled,
     "full_like.default": lambda im, out, x, value, **_: _filled(im, out, im.shape(x), value),
     "zeros.default": lambda im, out, shape, **_: _filled(im, out, shape, 0),

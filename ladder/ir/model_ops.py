@@ -17,9 +17,10 @@ from ladder.ir.operator import (
     Attributes,
     Operator,
     Tiles,
+    arithmetic_type,
     flops_per_element,
 )
-from tile_types.errors import ShapeError
+from tile_types.errors import DTypeError, ShapeError
 from tile_types.library import get_type
 from tile_types.ttype import TType
 
@@ -54,6 +55,14 @@ def _truth(tiles: Tiles, attributes: Attributes) -> TType:
 def _branch_type(tiles: Tiles, attributes: Attributes) -> TType:
     """Return the type of what is chosen; the condition has its own."""
     return shapes.any_type(tiles[1:], attributes)
+
+
+def _bits_type(tiles: Tiles, attributes: Attributes) -> TType:
+    """Bits are those of 32 or 64 bits that all operands have; narrower integers are computed in 32."""
+    found = arithmetic_type(tiles, attributes)
+    if found.name not in ("int32", "int64"):
+        raise DTypeError(f"operators of bits take int32 or int64, got {found.name}")
+    return found
 
 
 def _truthful(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,6 +161,16 @@ ELEMENTWISE = (
     _other("erf", 1, numeric.erf, of_scalars("erf"), 20),
     _other("pow", 2, np.power, scalars.power, 16),
     _other("quotient", 2, numeric.quotient, scalars.quotient, 8, doc="a / b rounded toward 0"),
+    *(
+        _other(name, 2, numeric.of_integers(reference), lower, result_type=_bits_type, doc=doc)
+        for name, reference, lower, doc in (
+            ("bitwise_and", np.bitwise_and, scalars.bitwise_and, "1 where both bits are"),
+            ("bitwise_or", np.bitwise_or, scalars.bitwise_or, "1 where a bit is"),
+            ("bitwise_xor", np.bitwise_xor, scalars.bitwise_xor, "1 where bits differ"),
+            ("shift_left", numeric.shifted_left, scalars.shift_left, "0 beyond the width, and of b < 0"),
+            ("shift_right", numeric.shifted_right, scalars.shift_right, "sign bits beyond it, and of b < 0"),
+        )
+    ),
     _other("less", 2, _truthful(np.less), scalars.less, result_type=_truth),
     _other("less_equal", 2, _truthful(np.less_equal), scalars.less_equal, result_type=_truth),
     _other("equal", 2, _truthful(np.equal), scalars.equal, result_type=_truth),

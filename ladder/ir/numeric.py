@@ -109,6 +109,29 @@ def sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
+def of_integers(function: Callable[..., Any]) -> Callable[..., Array]:
+    """Make a function of real arrays, which hold integers, of one of integers."""
+
+    def computed(*values: Any) -> Array:
+        return np.asarray(function(*(np.asarray(value).astype(np.int64) for value in values)), np.float64)
+
+    return computed
+
+
+WIDEST = 63
+"""Steps by which a shift to the right leaves the sign alone."""
+
+
+def shifted_left(a: Array, b: Array) -> Array:
+    """Return ``a * 2 ** b``; 0 of what is shifted out, and where b is negative."""
+    return np.where((b < 0) | (b > WIDEST), 0, np.left_shift(a, np.clip(b, 0, WIDEST)))
+
+
+def shifted_right(a: Array, b: Array) -> Array:
+    """Return ``a / 2 ** b`` rounded down; a negative b counts as the widest."""
+    return np.right_shift(a, np.where((b < 0) | (b > WIDEST), WIDEST, b))
+
+
 def quotient(a: Array, b: Array) -> Array:
     """Return ``a / b`` rounded toward 0."""
     return np.trunc(np.divide(a, b))

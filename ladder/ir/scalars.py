@@ -224,6 +224,41 @@ def quotient(a: Any, b: Any) -> Any:
     return chosen(usual, opaque(found), multiply(a, b))
 
 
+def _of_bits(name: str) -> Callable[[Any, Any], Any]:
+    """Return an operator of the bits of two integers."""
+    return lambda a, b: _applied(getattr(_tirx(), name), a, b)
+
+
+bitwise_and, bitwise_or, bitwise_xor = map(_of_bits, ("bitwise_and", "bitwise_or", "bitwise_xor"))
+
+
+def shift_left(a: Any, b: Any) -> Any:
+    """Return an integer shifted to the left; 0 where b is negative, or as large as there are bits."""
+    usual, steps = _steps(b, 0)
+    found = _applied(_tirx().shift_left, a, steps)
+    return found if usual is True else chosen(usual, found, like(a, 0))
+
+
+def shift_right(a: Any, b: Any) -> Any:
+    """Return an integer shifted to the right; its sign everywhere where b is negative, or too large."""
+    return _applied(_tirx().shift_right, a, _steps(b, _width(b) - 1)[1])
+
+
+def _steps(b: Any, otherwise: int) -> tuple[Any, Any]:
+    """Tell whether an integer has as many bits, and return by how many it is shifted; else ``otherwise``."""
+    if type(b).__name__ == "IntImm":
+        usual = 0 <= b.value < _width(b)
+        return usual, b if usual else like(b, otherwise)
+    b = kept(b)
+    usual = _tirx().And(less_equal(like(b, 0), b), less(b, like(b, _width(b))))
+    return usual, chosen(usual, b, like(b, otherwise))
+
+
+def _width(x: Any) -> int:
+    """Return the bits of an integer."""
+    return int(str(x.ty.dtype).removeprefix("int"))
+
+
 def divide_ftz(a: Any, b: Any) -> Any:
     """Return ``a / b`` of a b whose reciprocal is a normal number, or 0 or infinity as b itself."""
     cheap = _cheap("div_ftz")

@@ -55,6 +55,14 @@ TRUTHS: Mapping[str, Callable[..., torch.Tensor]] = {
     "negation": torch.logical_not,
 }
 
+BITS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "bitwise_and": torch.bitwise_and,
+    "bitwise_or": torch.bitwise_or,
+    "bitwise_xor": torch.bitwise_xor,
+    "shift_left": torch.bitwise_left_shift,
+    "shift_right": torch.bitwise_right_shift,
+}
+
 CLOSE: Mapping[str, Callable[..., torch.Tensor]] = {
     "exp": torch.exp,
     "rsqrt": torch.rsqrt,
@@ -100,7 +108,7 @@ TTYPES = ("float32", ("float16", "bfloat16")[DAY % 2])
 
 def test_every_row_is_here() -> None:
     rows = {name for name, row in OPERATORS.items() if row.elementwise}
-    assert rows == {*EXACT, *TRUTHS, *CLOSE, "select", "quotient"}  # of integers: below
+    assert rows == {*EXACT, *TRUTHS, *CLOSE, "select", "quotient", *BITS}  # of integers: below
     assert set(REDUCTIONS) == {"reduce_sum", "reduce_max"}
 
 
@@ -211,6 +219,21 @@ def test_exact_conversions(target: str) -> None:
     graph = g.finish(*(g.add("convert", value, type="float32") for value in rounded))
     for half, got in zip(halves, run_chain(graph, (values,), target), strict=True):
         assert_same(got, values.to(TORCH[half]).float(), half, values)
+
+
+@pytest.mark.parametrize("ttype", ["int32", "int64"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_bits_of_integers(target: str, ttype: str) -> None:
+    """Shifts by more than the width and by negative numbers too."""
+    info = torch.iinfo(getattr(torch, ttype))
+    found = [0, 1, -1, 5, 31, 32, 63, 64, -7, info.max, info.min, 0x5A5A5A5A]
+    x = torch.tensor(found, dtype=getattr(torch, ttype))
+    a_, b_ = x.repeat_interleave(len(found)), x.repeat(len(found))
+    g = GraphBuilder("bits")
+    a, b = (g.input(name, ttype, (len(found) ** 2,)) for name in "ab")
+    graph = g.finish(*(g.add(name, a, b) for name in BITS))
+    for (name, function), got in zip(BITS.items(), run_chain(graph, (a_, b_), target), strict=True):
+        assert_same(got, function(a_, b_), name, a_, b_)
 
 
 @pytest.mark.parametrize("ttype", ["int32", "int64"])

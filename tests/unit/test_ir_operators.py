@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from ir_examples import CASES, EXAMPLES, of_matmul_blocks, of_softmax_blocks, operands
+from ir_examples import BITS, CASES, EXAMPLES, of_matmul_blocks, of_softmax_blocks, operands
 
 from ladder.ir import GraphBuilder, bind, evaluate, interpret, parse, verify
 from ladder.ir.build import node_attributes
@@ -71,6 +71,9 @@ TORCH = {
         name: getattr(torch, name)
         for name in ("log", "log1p", "logaddexp", "sin", "cos", "abs", "floor", "round", "erf", "pow")
     },
+    **{name: getattr(torch, name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
+    "shift_left": torch.bitwise_left_shift,
+    "shift_right": torch.bitwise_right_shift,
     "quotient": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "less": torch.lt,
     "less_equal": torch.le,
@@ -114,6 +117,8 @@ def test_reference_agrees_with_torch(name):
     inputs = operands(graph, seed=1)
     if name not in ("sqrt", "rsqrt", "encode", "div", "log", "log1p", "pow", "take", "put"):
         inputs = {key: value - 2.2 for key, value in inputs.items()}
+    if name in BITS:
+        inputs = {key: value.round().astype(np.int64) for key, value in inputs.items()}
     expected = TORCH[name](*map(torch.from_numpy, inputs.values())).numpy()
     assert np.allclose(evaluate(graph, inputs), expected, rtol=1e-13, atol=1e-14)
 

@@ -228,10 +228,12 @@ _ROWS: Mapping[str, Make] = {
                 "erf",
                 "pow",
             ),
-            *("less", "less_equal"),
+            *("less", "less_equal", "bitwise_and", "bitwise_or", "bitwise_xor"),
         )
     },
     "quotient": _plain(_quotient),
+    "shift_left": _plain(torch.bitwise_left_shift),
+    "shift_right": _plain(torch.bitwise_right_shift),
     "equal": _plain(torch.eq),
     "both": _plain(torch.logical_and),
     "either": _plain(torch.logical_or),
