@@ -37,7 +37,7 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "attention": (((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)), {"scale": 0.25}),
     **dict.fromkeys(("select", "fused"), (((4, 6), (4, 6), (6,)), {})),
     **dict.fromkeys(
-        ("log", "log1p", "sin", "cos", "abs", "floor", "round", "erf", "negation"), (((4, 6),), {})
+        ("log", "log10", "log1p", "sin", "cos", "abs", "floor", "round", "erf", "negation"), (((4, 6),), {})
     ),
     **dict.fromkeys(
         ("pow", "logaddexp", "quotient", "less", "less_equal", "equal", "both", "either"),

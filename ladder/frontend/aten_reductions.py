@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from ladder.frontend.importer import Importer, Row, wide_of
+from ladder.frontend.importer import WIDE, Importer, Row, wide_of
 from ladder.partition.rows import most_scanned
 
 
@@ -37,6 +38,22 @@ def _smallest(im: Importer, out: str, x: str, axes: Any = None, keep: bool = Fal
         return im.arithmetic("neg", [value], out)
 
     return turned(im.reduce("reduce_max", turned(x), _axes(im, x, axes), keep))
+
+
+MOST_FACTORS = 8
+"""Elements of a product that is written out; longer ones are torch's."""
+
+
+def _multiplied(im: Importer, out: str, x: str, axis: int, keep: bool = False, **_: Any) -> Any:
+    shape = im.shape(x)
+    extent = shape[axis] if shape else 0
+    if not isinstance(extent, int) or not 0 < extent <= MOST_FACTORS or out == "bool":
+        return None
+    axis %= len(shape)
+    parts = [im.take_axis(x, axis, at, 1) for at in range(extent)]
+    wide = out if out in WIDE else "int32" if "int" in out else "float32"
+    found = im.cast(reduce(lambda a, b: im.apply("mul", [a, b], wide), parts), out)
+    return found if keep else im.reshape(found, [*shape[:axis], *shape[axis + 1 :]])
 
 
 def _values(row: Row) -> Row:
@@ -177,6 +194,7 @@ REDUCTIONS: dict[str, Row] = {
     "mean.default": _averaged,
     "mean.dim": _averaged,
     "amax.default": _largest,
+    "prod.dim_int": _multiplied,
     "amin.default": _smallest,
     "max.default": _largest,
     "min.default": _smallest,

@@ -411,7 +411,7 @@ ROWS: dict[str, Row] = {
     **{
         f"{name}.default": _floats(row)
         for name, row in {
-            **{name: name for name in ("exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid")},
+            **{name: name for name in ("exp", "log", "log10", "sqrt", "rsqrt", "tanh", "sigmoid")},
             "silu": "silu",
         }.items()
     },

@@ -151,6 +151,7 @@ SOURCES = (
 
 ELEMENTWISE = (
     _other("log", 1, np.log, scalars.log, 8),
+    _other("log10", 1, np.log10, scalars.log10, 20),
     _other("log1p", 1, np.log1p, scalars.log_beyond_one, 20, doc="log(1 + x), of float32"),
     _other("logaddexp", 2, np.logaddexp, scalars.log_of_sum, 30, doc="log(exp(a) + exp(b)), of float32"),
     _other("sin", 1, np.sin, scalars.sin, 16),

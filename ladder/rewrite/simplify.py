@@ -29,6 +29,7 @@ from ladder.rewrite.identities import (
 from ladder.rewrite.merge import merge_all_but_windows, merge_equal
 from ladder.rewrite.passes import Pass, rewriting, run_passes
 from ladder.rewrite.rules import Rules
+from ladder.rewrite.short_reductions import written_out
 from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER, as_given
 from schedules.attention import has_kernels, is_nvidia
 from targets import TileDevice
@@ -69,7 +70,10 @@ ATTENTION = (
 
 TURNING = rewriting("attention writes a token's heads side by side", TURNED)
 
-ROWS = rewriting("functions of rows", ROW_SINKING + LAYOUT_FOLDING)
+ROWS = (
+    Pass("write short reductions out", written_out),
+    rewriting("functions of rows", ROW_SINKING + JOIN_FOLDING + LAYOUT_FOLDING),
+)
 
 IMAGES = (
     rewriting("few channels", FEW_CHANNELS),
@@ -89,7 +93,7 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     channels = ordering(OURS_LAST if nvidia else lone(device) if alone else CHANNELS_LAST)
     passes = (*FOLDING, *matches, *GROUPS, channels, *LAST, *(ATTENTION if ours else ()))
     if device is not None:
-        passes = (*passes, TURNING if device.kind == "llvm" else ROWS)
+        passes = (*passes, *((TURNING,) if device.kind == "llvm" else ROWS))
     return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))
 
 

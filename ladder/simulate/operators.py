@@ -137,6 +137,7 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     "exp2": np.exp2,
     "log": np.log,
     "log2": np.log2,
+    "log10": np.log10,
     "sqrt": np.sqrt,
     "rsqrt": lambda x: np.float32(1) / np.sqrt(x),
     "tanh": np.tanh,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ import ladder
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "expm1": torch.expm1,
     "log1p": torch.log1p,
+    "log10": torch.log10,
     "elu": lambda x: F.elu(x, 0.7),
     "selu": F.selu,
     "celu": lambda x: F.celu(x, 1.3),
@@ -108,3 +110,27 @@ def test_norms(order: float, axes: int | tuple[int, ...] | None) -> None:
     fast(x)
     torch.testing.assert_close(fast(x), program(x), equal_nan=True)
     assert "linalg_vector_norm" not in fast.plan()
+
+
+PRODUCTS = {
+    "floats": torch.linspace(-2, 2, 60).view(5, 4, 3),
+    "halves": torch.linspace(-2, 2, 60).view(5, 4, 3).half(),
+    "whole": torch.arange(-30, 30).view(5, 4, 3),
+    "bytes": torch.arange(60, dtype=torch.uint8).view(5, 4, 3),
+    "no numbers": torch.tensor([[math.nan, 0.0], [math.inf, 0.0], [-0.0, 3.0], [-0.0, -0.0]]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_along_a_short_axis(name: str) -> None:
+    x = PRODUCTS[name]
+    fast = ladder.compile(lambda x: (x.prod(-1), x.prod(0, keepdim=True)))
+    fast(x)  # records
+    wide = x.double() if x.is_floating_point() else x
+    for found, exact in zip(fast(x), (wide.prod(-1), wide.prod(0, keepdim=True)), strict=True):
+        expected = exact.to(x.dtype) if x.is_floating_point() else exact
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, equal_nan=True)
+        if found.is_floating_point():
+            assert torch.equal(found.signbit() | found.isnan(), expected.signbit() | expected.isnan())
+    assert "aten.prod" not in fast.plan()

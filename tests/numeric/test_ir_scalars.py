@@ -12,7 +12,7 @@ tvm = pytest.importorskip("tvm")
 
 ELEMENTWISE = [name for name, row in OPERATORS.items() if row.elementwise and name not in ("quotient", *BITS)]
 """Rows of real functions; whole quotients jump where float32 rounds: tests/property has those of integers."""
-POSITIVE = ("sqrt", "rsqrt", "div", "log", "log1p", "pow")
+POSITIVE = ("sqrt", "rsqrt", "div", "log", "log10", "log1p", "pow")
 TRUTHS = {"both": (0, 1), "either": (0, 1), "negation": (0,), "select": (0,)}
 """Operator -> operands that are truth values; here, whether a number is positive."""
 POINTS = np.concatenate([np.linspace(-12, 12, 4001), [-100.0, 100.0, -1e-6, 1e-6, 0.0, -0.04999, 0.05001]])

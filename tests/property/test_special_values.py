@@ -73,6 +73,7 @@ CLOSE: Mapping[str, Callable[..., torch.Tensor]] = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "erf": torch.erf,
     "log": torch.log,
+    "log10": torch.log10,
     "log1p": torch.log1p,
     "logaddexp": torch.logaddexp,
     "sin": torch.sin,

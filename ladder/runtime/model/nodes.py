@@ -218,6 +218,7 @@ _ROWS: Mapping[str, Make] = {
                 "tanh",
                 "relu",
                 "log",
+                "log10",
                 "log1p",
                 "logaddexp",
                 "sin",

@@ -47,8 +47,8 @@ POSITIVE = frozenset({"exp", "sigmoid"})
 ASKING = (("div", 1, NOT_ZERO), ("sqrt", 0, NOT_NEGATIVE), ("rsqrt", 0, NOT_NEGATIVE), ("rsqrt", 0, NOT_ZERO))
 """Operators, which operand they ask something of, and what."""
 
-PARTIAL = frozenset({"log", "pow"})
-"""Functions that are not defined everywhere: ``log`` where positive, ``pow`` where the base is."""
+PARTIAL = frozenset({"log", "log10", "pow"})
+"""Functions that are not defined everywhere: logarithms where positive, ``pow`` where the base is."""
 
 MOST_ROUNDS = 256
 DRAWS = 64
@@ -256,7 +256,7 @@ class Signs:
     def _ask_defined(self, name: str, residues: Residues, a: Signed) -> None:
         """Note that a function is defined: where it was before, or where its operand is positive."""
         self.asked["defined"].append(residues.p)
-        if name == "log":
+        if name in ("log", "log10"):
             self.asked[NOT_ZERO].append(a.p)
             self.asked[NOT_NEGATIVE].append(a.p)
         if self.facts is not None:

@@ -1,0 +1,111 @@
+"""Reductions of a few positions, written out: they join what reads and gives them, an element a thread.
+
+A kernel of rows or columns has one loop for all that it computes. So what is reduced over three colours, and
+then joined, or read along other axes, would be several kernels, each with its traffic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+from ladder.ir.build import GraphBuilder, node_attributes, transformed
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from ladder.ir.shapes import replaced
+
+COMBINING = {"reduce_sum": "add", "reduce_max": "maximum"}
+"""Reduction -> what combines two elements."""
+
+FEW, LEAST_BEHIND = 4, 8
+"""Elements at most of a reduction that is written out, and at least behind its axis: a vector's.
+
+Elements of a last axis lie side by side, where lanes share a row."""
+
+
+def written_out(graph: Graph) -> Graph:
+    """Return a graph without short reductions of what nobody else reads.
+
+    Norms read what they reduce again: kernels of columns read it once.
+    """
+    short = {node.name for node in graph.nodes if _is_short(graph, node)}
+    if not short:
+        return graph
+    reduced = _reduced_alone(graph, short)
+    short = {name for name in short if _may_be_read_in_parts(graph, graph.producer(name).inputs[0], reduced)}
+
+    def one(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
+        return _in_parts(builder, node, inputs[0]) if node.name in short else None
+
+    return replace(transformed(graph, one), grid=graph.grid) if short else graph
+
+
+def _is_short(graph: Graph, node: Node) -> bool:
+    if node.operator not in COMBINING or node.tile.ttype.name == "bool":
+        return False
+    shape = graph.tile(node.inputs[0]).shape
+    axis = node_attributes(node)["axis"] % len(shape)
+    extent, behind = shape[axis], product(shape[axis + 1 :])
+    few = isinstance(extent, int) and 0 < extent <= FEW
+    return few and axis < len(shape) - 1 and not (isinstance(behind, int) and behind < LEAST_BEHIND)
+
+
+def _is_passed(node: Node) -> bool:
+    """Tell whether a node's elements are made of one element of each operand."""
+    row = get_operator(node.operator)
+    return row.elementwise or row.engine == "view" or node.operator == "convert"
+
+
+def _reduced_alone(graph: Graph, short: set[str]) -> set[str]:
+    """Return the values that only short reductions read, also through what is computed by element."""
+    found = set[str]()
+    readers: dict[str, list[Node]] = {}
+    returned = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        for value in node.values:
+            ahead = readers.get(value, [])
+            alone = all(user.name in short or (_is_passed(user) and user.name in found) for user in ahead)
+            if ahead and value not in returned and alone:
+                found.add(value)
+        for value in node.inputs:
+            readers.setdefault(value, []).append(node)
+    return found
+
+
+def _may_be_read_in_parts(graph: Graph, value: str, reduced: set[str]) -> bool:
+    """Tell whether what has as many elements as a value, and it is made of, is read by reductions alone."""
+    ahead, most = [value], product(graph.tile(value).shape)
+    while ahead:
+        name = ahead.pop()
+        node = graph.producer(name)
+        if name not in reduced and product(node.tile.shape) == most:
+            return False
+        ahead += node.inputs if _is_passed(node) else ()
+    return True
+
+
+def _in_parts(builder: GraphBuilder, node: Node, value: str) -> str:
+    """Add a reduction written out; a sum begins with 0, so that it is 0 of zeros of either sign."""
+    shape, given = builder.tile(value).shape, node_attributes(node)
+    axis = given["axis"] % len(shape)
+    parts = [_position(builder, value, axis - len(shape), at) for at in range(int(shape[axis]))]
+    if node.operator == "reduce_sum":
+        parts.insert(0, builder.add("constant", value=0, shape=(), type=node.tile.ttype.name))
+    found = reduce(lambda a, b: builder.add(COMBINING[node.operator], a, b), parts)
+    return found if given["keep"] else builder.add("reshape", found, shape=node.tile.shape)
+
+
+def _position(builder: GraphBuilder, value: str, axis: int, at: int) -> str:
+    """Return a value at one position of an axis, counted from the end: of operands where it is computed."""
+    node, shape = builder.node(value), builder.tile(value).shape
+    place = len(shape) + axis
+    if place < 0 or shape[place] == 1:
+        return value
+    if get_operator(node.operator).elementwise or node.operator == "convert":
+        operands = [_position(builder, operand, axis, at) for operand in node.inputs]
+        attributes: dict[str, Any] = dict(node.attributes)
+        return builder.add(node.operator, *operands, **attributes)
+    begin = replaced((0,) * len(shape), place, at)
+    return builder.add("slice", value, begin=begin, shape=replaced(shape, place, 1))
