@@ -120,11 +120,28 @@ MOST_SHARING, MOST_UNROLLED = 4, 64
 LINE, MOST_PREFETCHED_BYTES = 128, 16 << 10
 """Bytes of a cache line, and of the largest input that is prefetched."""
 
+WORK_APART = 8
+"""Operators of some operands of a join alone from which on a vector takes the branch of one."""
+
 MULTIPLY = scalars.unsigned(operator.mul)
 """A product that compilers may add to something in one step."""
 
 SLOTS = 32
 """Words that reductions over a block have in one kernel; each has its own, so one barrier is enough."""
+
+
+def computed_apart(graph: Graph) -> int:
+    """Return how many operators, at most, compute operands of a join, but not all of them."""
+    below: dict[str, frozenset[str]] = {}
+    apart = 0
+    for node in graph.nodes:
+        own = frozenset({node.name} if get_operator(node.operator).elementwise else ())
+        parts = [below[value] for value in node.inputs]
+        every = frozenset().union(*parts)
+        if node.operator == "concat":
+            apart = max(apart, len(every - parts[0].intersection(*parts)))
+        below |= dict.fromkeys(node.values, own | every)
+    return apart
 
 
 class GpuNest(Nest):
@@ -243,7 +260,7 @@ class GpuNest(Nest):
             self.store_vector(value, places)
             self.vectors.width, self.vectors.words = 1, words
 
-        if width == 1 or self.decided_alike(value, places):
+        if width == 1 or (self.decided_alike(value, places) and computed_apart(self.graph) < WORK_APART):
             body()
             return
         self.branched(value, places[0], (), body)  # nothing is loaded while conditions are looked for
