@@ -96,10 +96,33 @@ def _passed_to(module: torch.nn.Module, method: Any) -> list[torch.nn.Module]:
 
 
 def parts_of(function: Callable[..., Any]) -> list[torch.nn.Module]:
-    """Return the modules inside of one, or of a method's, with programs of their own, not layers of torch."""
+    """Return the modules that a function may call which have programs of their own, not layers of torch.
+
+    They are those inside of a module, of the object whose method it is, and of what it names outside.
+    """
     whole: Any = getattr(function, "__self__", function)
-    inside = [*whole.modules()][1:] if issubclass(type(whole), torch.nn.Module) else []
-    return [module for module in inside if _has_program(module)]
+    if _is_module(whole):
+        inside = [*whole.modules()][1:]
+    else:
+        inside = [
+            each for value in _named_by(function, whole) if _is_module(value) for each in value.modules()
+        ]
+    return [module for module in dict.fromkeys(inside) if _has_program(module)]
+
+
+def _is_module(value: Any) -> bool:
+    return issubclass(type(value), torch.nn.Module)  # `isinstance` may ask the object itself
+
+
+def _named_by(function: Callable[..., Any], whole: Any) -> list[Any]:
+    """Return what a function finds in attributes of its object, in cells and in globals."""
+    if whole is not function:
+        return [*getattr(whole, "__dict__", {}).values()]
+    plain = inspect.unwrap(function)
+    if not isinstance(plain, FunctionType):
+        return []
+    names = (plain.__globals__.get(name) for name in plain.__code__.co_names)
+    return [*names, *inspect.getclosurevars(plain).nonlocals.values()]
 
 
 def _has_program(module: torch.nn.Module) -> bool:

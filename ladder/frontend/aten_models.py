@@ -152,8 +152,8 @@ def _batch_norm(
     wide = wide_of(out)
     spread = im.apply("rsqrt", [im.apply("add", [variance, epsilon], wide)], wide)
     scale = spread if weight is None else im.apply("mul", [spread, weight], wide)
-    shift = im.g.add("neg", im.apply("mul", [mean, scale], wide))
-    shift = shift if bias is None else im.apply("add", [shift, bias], wide)
+    moved = im.apply("mul", [mean, scale], wide)
+    shift = im.apply("sub", [0.0 if bias is None else bias, moved], wide)
     scaled = im.g.add("mul", im.cast(x, wide), im.along(scale, 1, rank))
     return im.cast(im.g.add("add", scaled, im.along(shift, 1, rank)), out), None, None
 

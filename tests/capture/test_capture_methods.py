@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -190,13 +192,29 @@ class Sampler(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("of", ["module", "method"])
+def sampling(model: nn.Module, of: str) -> Callable[..., Any]:
+    """Return a program that cannot be captured as a whole, and calls a model."""
+    if of == "function":
+
+        @torch.no_grad()
+        def sample(x: torch.Tensor) -> torch.Tensor:
+            for _ in Progress(1):
+                x = model(x)
+            return x
+
+        return sample
+    pipeline = types.SimpleNamespace(model=model)
+    by_object = types.MethodType(lambda self, x: next(self.model(x) for _ in Progress(1)), pipeline)
+    return {"module": model, "method": model.forward, "object": by_object}[of]
+
+
+@pytest.mark.parametrize("of", ["module", "method", "object", "function"])
 @pytest.mark.parametrize("replaces", [False, True])
 def test_what_runs_as_it_is_calls_captured_parts(of: str, replaces: bool) -> None:
     torch.manual_seed(0)
     model, x = Sampler(replaces).requires_grad_(False), torch.randn(2, 4)
     twin = copy.deepcopy(model)
-    fast = capture(model if of == "module" else model.forward)
+    fast = capture(sampling(model, of))
     for _ in range(5):
         assert torch.equal(fast(x), twin(x))
     step = model.levels[0]["step"]

@@ -363,3 +363,16 @@ def test_reductions_alone(dtype: torch.dtype) -> None:
             ]
         )
         torch.testing.assert_close(compiled(x), compiled.function(x))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_zeros_of_batch_norms(biased: bool) -> None:
+    """Torch multiplies and adds once per channel, also where there is no bias: ``-0`` becomes ``0``."""
+    zeros, ones, x = torch.zeros(2), torch.ones(2), torch.tensor([[-0.0, 0.0], [1.0, -1.0]])
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, zeros, ones, ones, -zeros if biased else None)
+
+    found, wanted = ladder.compile(program)(x), program(x)
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(torch.signbit(found), torch.signbit(wanted))

@@ -343,12 +343,15 @@ def scanning(function: Any, combine: Any) -> Any:
 
 
 def _python_operators() -> dict[Any, str]:
-    """Return the Python functions of torch that are one operator each, with their names."""
-    with_state = {functional.multi_head_attention_forward}
+    """Return the Python functions of torch that are one operator each, with their names.
+
+    Those that read values, to refuse some, are followed, and so are those with state.
+    """
+    followed: set[Any] = {functional.multi_head_attention_forward, functional.gaussian_nll_loss}
     rows: dict[Any, str] = {}
     for home in (functional, torch.functional, torch.Tensor, torch):
         for function in torch.overrides.get_overridable_functions().get(home, ()):
-            if is_a(function, types.FunctionType) and function not in with_state:
+            if is_a(function, types.FunctionType) and function not in followed:
                 rows[function] = function.__name__
     return rows
 
