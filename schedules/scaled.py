@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -163,6 +162,10 @@ def check_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) 
     check(columns <= TENSOR_COLUMNS, f"{columns} columns of tensor memory of {TENSOR_COLUMNS}")
 
 
+LEAST = ScaledSchedule(32, 2)
+"""What every device runs that has cores which scale blocks."""
+
+
 def is_legal(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> bool:
     """Whether `check_legal` accepts the schedule."""
     return passes(check_legal, form, device, schedule)
@@ -233,16 +236,6 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule, m: i
     parts = {"launch": launch, "dram": dram, "l2": l2, "units": units, "exchange": exchange}
     busy = (units**overlap + dram**overlap + l2**overlap) ** (1 / overlap)
     return ScaledCost(launch + exchange + busy, tuple(parts.items()))
-
-
-@lru_cache(maxsize=4096)
-def ranked(form: ScaledGemm, device: TileDevice, m: int) -> tuple[ScaledSchedule, ...]:
-    """Return what is legal, the schedule that is predicted to be fastest first.
-
-    Raises DeviceError if the device has no cores that scale blocks.
-    """
-    check_legal(form, device, ScaledSchedule(32, 2))
-    return tuple(sorted(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds))
 
 
 def place_scales(scales: Any, own: ScaledFormat, k: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 from ladder.ir.scaled import ScaledGemm
 from schedules import scaled, wave_scaled
@@ -13,12 +13,16 @@ from targets import TileDevice
 AnyScaled = ScaledSchedule | WaveScaledSchedule
 
 
-def ranked(form: ScaledGemm, device: TileDevice, m: int) -> Sequence[AnyScaled]:
+@lru_cache(maxsize=4096)
+def ranked(form: ScaledGemm, device: TileDevice, m: int) -> tuple[AnyScaled, ...]:
     """Return the schedules of a product, the one that is predicted to be fastest first.
 
     Raises DeviceError if there is no kernel.
     """
-    return wave_scaled.ranked(form, device, m) if device.vendor == "amd" else scaled.ranked(form, device, m)
+    of_vendor = wave_scaled if device.vendor == "amd" else scaled
+    of_vendor.check_legal(form, device, of_vendor.LEAST)
+    legal = of_vendor.schedules(form, device)
+    return tuple(sorted(legal, key=lambda option: predict(form, device, option, m).seconds))
 
 
 def choose(form: ScaledGemm, device: TileDevice, m: int) -> AnyScaled:

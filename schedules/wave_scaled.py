@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 
 from ladder.ir.scaled import FORMATS, ScaledGemm
@@ -156,6 +155,10 @@ def check_legal(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedu
     check(registers <= MOST_REGISTERS, f"{registers} registers of operands and sums: use smaller tiles")
 
 
+LEAST = WaveScaledSchedule(1, 1, 4, 1)
+"""What every device runs that has cores which scale blocks."""
+
+
 def schedules(form: ScaledGemm, device: TileDevice) -> Iterator[WaveScaledSchedule]:
     """Yield what is legal."""
     for option in product((1, 2, 4), repeat=4):
@@ -197,10 +200,3 @@ def predict(form: ScaledGemm, device: TileDevice, schedule: WaveScaledSchedule, 
     together = ("dram", "l2", "fabric", "units", "latency")
     overlapped = sum(parts[name] ** OVERLAP for name in together) ** (1 / OVERLAP)
     return ScaledCost(parts["launch"] + parts["exchange"] + overlapped, tuple(parts.items()))
-
-
-@lru_cache(maxsize=4096)
-def ranked(form: ScaledGemm, device: TileDevice, m: int) -> tuple[WaveScaledSchedule, ...]:
-    """Return what is legal, the schedule that is predicted to be fastest first; raises as `core_for` does."""
-    core_for(form, device)
-    return tuple(sorted(schedules(form, device), key=lambda option: predict(form, device, option, m).seconds))

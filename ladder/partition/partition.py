@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -13,14 +14,13 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
 from ladder.partition.chains import LARGE_SHARED, MOST_CHAIN_NODES, MOST_NESTED, Chains, joins_nested
 from ladder.partition.convolutions import Choose, best_candidate, read_in_order
-from ladder.partition.copies import absorb_copies
 from ladder.partition.elements import without_kernel
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
 from ladder.partition.products import Products
-from ladder.partition.rows import REDUCTIONS, row_axes, separate_loops
+from ladder.partition.rows import REDUCTIONS, column_axes, row_axes, separate_loops
 from ladder.partition.scatter import in_place, with_scatters, without_puts
 from ladder.partition.subgraphs import OURS, Subgraph, engine, extract, outside_inputs, part_of
-from ladder.partition.views import inlined_chain, is_free, view_chain
+from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 from targets import TileDevice
 from tile_types.errors import VerificationError
 
@@ -371,3 +371,47 @@ def _needs(parts: Sequence[Subgraph]) -> dict[int, list[Subgraph]]:
     for before, part in pairwise(random):
         found[id(part)].append(before)
     return found
+
+
+def absorb_copies(graph: Graph, parts: Sequence[Subgraph], again: bool) -> list[Subgraph]:
+    """Let chains write what only copies of their results are read for in the order in which it is read.
+
+    A part that reads one result of a chain and only renames its positions becomes part of that chain; the
+    result itself is stored no more unless somebody else reads it. ``again`` as `row_axes` takes it.
+    """
+    found = list(parts)
+    for copy in parts:
+        if copy.kind != "chain" or len(copy.inputs) != 1 or not _only_moves(copy):
+            continue
+        maker = next((p for p in found if p.kind == "chain" and copy.inputs[0] in p.outputs), None)
+        if maker is None or "put" in maker.operators or _has_columns(maker):
+            continue
+        if (joined := _absorbed(graph, found, maker, copy, again)) is not None:
+            found = [joined if part is maker else part for part in found if part is not copy]
+    return found
+
+
+def _has_columns(part: Subgraph) -> bool:
+    """Tell whether a chain is a loop over columns: in another order its rows would lie apart."""
+    rows = row_axes(part.graph, part.graph.outputs)
+    return rows is None and column_axes(part.graph, part.graph.outputs) is not None
+
+
+def _only_moves(part: Subgraph) -> bool:
+    nodes = [node for node in part.graph.nodes if node.operator != "input"]
+    return all(is_inlined(part.graph, node) and node.operator != "map" for node in nodes)
+
+
+def _absorbed(
+    graph: Graph, parts: Sequence[Subgraph], maker: Subgraph, copy: Subgraph, again: bool
+) -> Subgraph | None:
+    """Return a chain with a copy of its result; None if the two are no loop over rows."""
+    (value,) = copy.inputs
+    others = [part for part in parts if part is not copy]
+    kept = value in graph.outputs or any(value in part.inputs for part in others)
+    outputs = tuple(v for v in maker.outputs if kept or v != value) + copy.outputs
+    members = {node.name for part in (maker, copy) for node in part.graph.nodes if node.operator != "input"}
+    region = extract(graph, members, outputs, "chain")
+    if len(members) > MOST_CHAIN_NODES or row_axes(region, outputs, again) is None:
+        return None
+    return replace(maker, graph=region, inputs=outside_inputs(graph, members), outputs=outputs)

@@ -13,9 +13,8 @@ from onnx.reference import ReferenceEvaluator
 
 import ladder
 from ladder.api.problem import gemm_for
-from ladder.frontend.onnx_codes import CODES
 from ladder.frontend.onnx_import import Imported, import_onnx
-from ladder.frontend.onnx_models import ROWS
+from ladder.frontend.onnx_models import CODES, ROWS
 from ladder.ir.reference import evaluate
 from ladder.rewrite import simplify
 from ladder.runtime.model.program import ImportRefused

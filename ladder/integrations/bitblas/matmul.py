@@ -382,7 +382,7 @@ class Matmul:
         Without a GPU nothing is measured: CPUs need no tuning.
         """
         if torch.cuda.is_available():
-            from ladder.integrations.bitblas.tuning import finetune
+            from ladder.integrations.bitblas.timing import finetune
 
             _, part = self._example()
             rows = self.config.M

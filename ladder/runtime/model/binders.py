@@ -19,11 +19,11 @@ from ladder.runtime.allocate import viewer
 from ladder.runtime.compile import Request, target_of
 from ladder.runtime.convolve import launch
 from ladder.runtime.model.attention import attention_call
+from ladder.runtime.model.chains import kernel_of
 from ladder.runtime.model.codes import bind_codes
 from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.found import bind_found
 from ladder.runtime.model.library import library_run, product_run, product_takes_out, view_run
-from ladder.runtime.model.little import kernel_of
 from ladder.runtime.model.memory import contiguous
 from ladder.runtime.model.native_parts import bind_attention, bind_elements, bind_fourier
 from ladder.runtime.model.nodes import graph_run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,10 @@ from ladder.ir.starts import with_open_starts
 from ladder.lower.chain import emit_chain
 from ladder.lower.chain.scatter import size_names, with_plain_names
 from ladder.runtime.build import Job, function_job
+from ladder.runtime.library import alone
+from ladder.runtime.model.sizes import CallSizes, is_fixed
 from tile_types.errors import ScheduleError
+from tile_types.tile import Extent
 
 if TYPE_CHECKING:
     from ladder.movement.mapping import Mapping
@@ -65,3 +68,19 @@ def _other_jobs(graph: Graph, device: TileDevice) -> Iterator[Job]:
     with suppress(ScheduleError):  # chains side by side are no one loop over rows: they have no mapping
         for moves in ranked(graph, machine_of(device))[1:]:
             yield chain_job(graph, device, moves.mapping)
+
+
+def kernel_of(entry: Any, now: CallSizes, elements: Sequence[Extent], most: int) -> Callable[[], Any]:
+    """Return what gives the kernel of open sizes on CPUs: one that starts no threads where work is little.
+
+    Where sizes are known, a kernel itself starts none for little work; kernels of open sizes start them for
+    any. That takes longer than the work, and much longer where other processes use the cores.
+
+    entry: The kernel.
+    elements: Numbers that are below ``most`` where there is little to compute; none if that is not asked.
+    """
+    lone = entry if is_fixed(tuple(elements)) else alone(entry)
+    if lone is entry:
+        return lambda: entry
+    numbers = now.numbers(tuple(elements))
+    return lambda: lone if max(numbers()) < most else entry

@@ -17,9 +17,8 @@ from ladder.lower.chain.panels import panels, with_winograd
 from ladder.lower.chain.scatter import size_names
 from ladder.runtime.build import Job, function_job
 from ladder.runtime.compile import target_of
-from ladder.runtime.model.chains import canonical_chain
+from ladder.runtime.model.chains import canonical_chain, kernel_of
 from ladder.runtime.model.convolutions import contract_run
-from ladder.runtime.model.little import kernel_of
 from ladder.runtime.model.nodes import graph_run
 from ladder.runtime.model.sizes import CallSizes
 from schedules.row_panels import SERIAL, Registers, registers_of, takes_winograd
