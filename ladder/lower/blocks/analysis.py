@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from ladder.ir.build import node_attributes
 from ladder.ir.gemm import Gemm, has_power_scales
@@ -49,6 +50,17 @@ def matrix_of(tile: Tile, what: str = "a tile") -> tuple[int, int]:
         raise ScheduleError(f"{what} is {list(shape)}: axes before the last two go to the grid")
     rows, columns = (1, 1, *shape)[-2:]
     return rows, columns
+
+
+def reduced_axis(node: Node, attributes: Mapping[str, Any]) -> int:
+    """Return the axis along which a node reduces, -1 or -2; raises ScheduleError if it does otherwise."""
+    rank = len(node.tile.known_shape)
+    axis = int(attributes["axis"] % rank - rank)
+    if not attributes["keep"] or axis < -2:
+        raise ScheduleError(
+            f"%{node.name}: reductions along one of the last two axes that keep it are lowered"
+        )
+    return axis
 
 
 @dataclass(frozen=True)

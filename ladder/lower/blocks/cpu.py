@@ -23,7 +23,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram, GridPlace, gemm_of
+from ladder.lower.blocks.analysis import AFTER, BEFORE, LOOP, BlockProgram, GridPlace, gemm_of, reduced_axis
 from ladder.lower.blocks.schedule import BlockSchedule
 from ladder.lower.chain.llvm_functions import LLVM_FUNCTIONS
 from ladder.lower.cpu.pack import HALF, NUMBERS, computed_as
@@ -316,12 +316,7 @@ class CpuBlock:
         return self._at(node.name)
 
     def _reduced(self, node: Node, attributes: Any) -> At:
-        rank = len(node.tile.known_shape)
-        axis = attributes["axis"] % rank - rank
-        if not attributes["keep"] or axis < -2:
-            raise ScheduleError(
-                f"%{node.name}: reductions along one of the last two axes that keep it are lowered"
-            )
+        axis = reduced_axis(node, attributes)
         rows, columns = self.program.shape(node.inputs[0])
         source, buffer = self.values[node.inputs[0]], self.buffers[node.name]
         self._fill(node.name, lambda r, c: T.float32(START[node.operator]))

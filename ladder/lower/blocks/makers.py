@@ -13,6 +13,7 @@ from ladder.ir.ops import get_operator
 from ladder.lower import Expr
 from ladder.lower.blocks import reductions as r
 from ladder.lower.blocks import values as v
+from ladder.lower.blocks.analysis import reduced_axis
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.fragments import Shape, hold
 from ladder.lower.blocks.packed import PackedTile
@@ -111,12 +112,7 @@ def _concat(context: BlockContext, node: Node, operands: Any, attributes: Any) -
 
 
 def _reduce(context: BlockContext, node: Node, operands: Any, attributes: Any) -> v.Value:
-    rank = len(node.tile.known_shape)
-    axis = attributes["axis"] % rank - rank
-    if not attributes["keep"] or axis < -2:
-        raise ScheduleError(
-            f"%{node.name}: reductions along one of the last two axes that keep it are lowered"
-        )
+    axis = reduced_axis(node, attributes)
     kind = r.Reduce if axis == -1 else r.ColumnReduce
     return kind(context, node.name, context.program.shape(node.name), node.operator, operands[0])
 
