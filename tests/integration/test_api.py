@@ -348,7 +348,7 @@ def test_unknown_stages_are_refused_before_anything_is_compiled(monkeypatch: pyt
 
 def test_stages_and_explanation(pair) -> None:
     op, _ = pair
-    lowered = op.lower("cpu")
+    lowered = op.lower("cpu/avx2")
     assert "int4" in lowered.source("ir")
     assert "use fma for matmul" in lowered.source("schedule")
     assert "acc += x.cache · w.register by fma" in lowered.source("tile")
