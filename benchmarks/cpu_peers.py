@@ -2,8 +2,9 @@
 
     python -m benchmarks.cpu_peers --ggml SOURCE BUILD
 
-Peers: torch's int4 and bfloat16 products, onnxruntime's MatMulNBits, OpenVINO with u4 weights, and ggml
-(llama.cpp) with q4_0 weights in each packing that the CPU has, and with ternary ones (tq2_0). SOURCE is
+Peers: torch's int4 and bfloat16 products, onnxruntime's MatMulNBits, OpenVINO with u4 weights, which rounds
+x to 8 bits unless it is told not to, and ggml (llama.cpp) with q4_0 weights in each packing that the CPU has,
+and with ternary ones (tq2_0). SOURCE is
 ggml's folder, BUILD where CMake built its shared libraries; without them, or without a package, that
 peer is left out and named. ggml loads the shapes of AMX tiles once per thread, so that it must be
 patched to load them in every call (`ggml_tile_config_init`) where other AMX code runs in the same thread.
@@ -57,6 +58,9 @@ SHAPES = ((4096, 4096), (14336, 4096))
 ROWS = (1, 16, 128)
 OURS = ("ladder bf16", "ladder fp16", "ladder fp32", "ladder int8")
 TERNARY = "tq2_0"
+KEEPING = ("torch int4", "torch bf16", "onnxruntime level 0", "openvino u4 keeping x")
+"""Peers that do not round x to 8 bits."""
+
 OFFSET = 8
 """What is added to int4 values to make codes without sign."""
 
@@ -158,8 +162,8 @@ def onnxruntime(case: Case, level: int) -> Timed:
     return Timed(f"onnxruntime level {level}", run, sessions, reference(case.x, case.int4), size)
 
 
-def openvino(case: Case) -> Timed:
-    """Multiply by u4 weights that OpenVINO decompresses, in bfloat16."""
+def openvino(case: Case, keeping: bool) -> Timed:
+    """Multiply by u4 weights in bfloat16, or as OpenVINO does by itself: it rounds x to 8 bits, in groups."""
     import numpy as np
     import openvino as vino
     import torch
@@ -171,6 +175,7 @@ def openvino(case: Case) -> Timed:
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,
         "INFERENCE_PRECISION_HINT": "bf16",
+        **({"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0} if keeping else {}),
     }
 
     def request() -> Any:
@@ -192,7 +197,8 @@ def openvino(case: Case) -> Timed:
         requests[turn].infer()
         return torch.from_numpy(requests[turn].get_output_tensor().data)
 
-    return Timed("openvino u4", run, requests, reference(case.x, case.int4), size)
+    name = "openvino u4 keeping x" if keeping else "openvino u4"
+    return Timed(name, run, requests, reference(case.x, case.int4), size)
 
 
 def ggml_library(source: Path, built: Path) -> ctypes.CDLL:
@@ -286,7 +292,8 @@ def makers(library: ctypes.CDLL | None) -> Mapping[str, Callable[[Case], Timed]]
         "ladder_ternary": ladder_ternary,
         "onnxruntime level 4": partial(onnxruntime, level=4),
         "onnxruntime level 0": partial(onnxruntime, level=0),
-        "openvino": openvino,
+        "openvino": partial(openvino, keeping=False),
+        "openvino keeping": partial(openvino, keeping=True),
     }
     if library is not None:
         for packing in ("", "CPU_REPACK", "AMX"):
@@ -318,6 +325,9 @@ def judged(times: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     peers = {name: us for name, us in at.items() if not name.startswith("ladder") and name != "read"}
     best = min(us for name, us in peers.items() if TERNARY not in name)
     found = {f"best peer / {name}": best / at[name] for name in OURS}
+    keeping = [us for name, us in peers.items() if name in KEEPING]
+    if keeping:
+        found |= {f"best peer keeping x / {name}": min(keeping) / at[name] for name in OURS[:-1]}
     read = times["read"]["gb_per_s"]
     found |= {f"{name}, part of read bandwidth": times[name]["gb_per_s"] / read for name in OURS}
     ternary = next((us for name, us in peers.items() if TERNARY in name), None)
