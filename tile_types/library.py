@@ -106,7 +106,7 @@ def register_type(ttype: TType) -> TType:
         If the name is taken by another type, the decode fails or gives no finite value, or an encoder
         does not give the codes of the type's values.
     UnknownNameError
-        If a block type names an unknown element or metadata type.
+        If a block type names an unknown element or metadata type, or one that scales are not stored in.
     """
     require_kind(ttype, TType, "register_type takes a TType")
     taken = _TYPES.get(ttype.name, ttype)
@@ -149,7 +149,33 @@ def _add(ttype: TType) -> TType:
         raise ValueRangeError(
             f"type {ttype.name} has {ttype.elem_bits} bits, its element {element.name} {element.elem_bits}"
         )
+    if ttype.is_block:
+        _check_block(ttype, element)
     return _TYPES.setdefault(ttype.name, ttype)
+
+
+def _check_block(ttype: TType, element: TType) -> None:
+    """Raise an error unless blocks store what `quantize` and kernels read: a scale, and a zero point."""
+    stored = {part.name: part.ttype for part in ttype.metadata}
+    scale = stored.get("scale", "")
+    problems = (
+        (element.is_block, f"its element {element.name} has blocks itself; name {element.element}"),
+        (len(stored) < len(ttype.metadata), "metadata has two of one name; a block has one scale"),
+        (not scale, 'a block has a scale; give metadata=(Metadata("scale", "float16"),)'),
+        (
+            stored.get("zero", scale) not in (scale, ttype.element),
+            f"a zero point is of the element's type or of the scale's, not {stored.get('zero')}",
+        ),
+        (
+            stored.get("tensor_scale", "float32") != "float32",
+            f"the scale of a tensor is float32, not {stored.get('tensor_scale')}",
+        ),
+    )
+    for wrong, why in problems:
+        if wrong:
+            raise ValueRangeError(f"type {ttype.name}: {why}")
+    if scale not in SCALE_TYPES:
+        raise unknown_name("scale type", scale, SCALE_TYPES)
 
 
 def get_type(name: str | TType) -> TType:

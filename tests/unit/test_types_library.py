@@ -23,7 +23,7 @@ from tile_types import (
     register_type,
     type_names,
 )
-from tile_types.errors import ConversionError, ShapeError, UnknownNameError, ValueRangeError
+from tile_types.errors import ConversionError, LadderError, ShapeError, UnknownNameError, ValueRangeError
 
 ISSUE_NAMES = frozenset(
     """float32 tfloat32 float16 bfloat16 fp8_e4m3 fp8_e5m2 fp8_e4m3fnuz fp8_e5m2fnuz
@@ -276,3 +276,23 @@ def test_import_loads_neither_torch_nor_tvm() -> None:
 def test_large_values_are_no_wrapped_ones(decode: Any) -> None:
     ttype = TType("large4", 4, decode)
     assert len(ttype.values()) == 16
+
+
+@pytest.mark.parametrize(
+    ("element", "metadata", "says"),
+    [
+        ("mxfp4", [("scale", "e8m0")], "element mxfp4 has blocks itself; name fp4_e2m1"),
+        ("int4", [("scale", "float16"), ("scale", "e8m0")], "two of one name"),
+        ("int4", [], "a block has a scale"),
+        ("int4", [("zero", "int4")], "a block has a scale"),
+        ("int4", [("scale", "fp6_e3m2")], "unknown scale type 'fp6_e3m2'"),
+        ("uint4", [("scale", "float32"), ("zero", "float16")], "zero point is of the element's type or"),
+    ],
+)
+def test_blocks_store_what_is_read(element: str, metadata: list[tuple[str, str]], says: str) -> None:
+    """One of two scales was left out silently; others failed when a weight was quantized."""
+    stored = tuple(Metadata(*part) for part in metadata)
+    with pytest.raises(LadderError, match=says):
+        register_type(TType("blocks_of_tests", 4, element=element, shape=(32,), metadata=stored))
+    with pytest.raises(UnknownNameError):
+        get_type("blocks_of_tests")
