@@ -313,7 +313,7 @@ def test_sums_begin_with_what_the_offset_adds() -> None:
     places = [index for index, line in enumerate(assembly) if "vpdpbusd" in line]
     end = next(index for index in range(places[-1], len(assembly)) if "\tj" in assembly[index])
     assert len(places) == 8 * 16  # steps, rows
-    wanted = ("vcvtdq2ps", "vfmadd", "vmov", "prefetch", "add", "cmp", "mov", "lea")
+    wanted = ("vcvtdq2ps", "vfmadd", "vmov", "prefetch", "add", "inc", "cmp", "mov", "lea")
     rest = [line.split()[0] for line in assembly[places[-1] + 1 : end]]
     assert all(name.startswith(wanted) for name in rest), rest
 
