@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any, Protocol
 
 import torch
@@ -121,8 +121,12 @@ def _named_by(function: Callable[..., Any], whole: Any) -> list[Any]:
     plain = inspect.unwrap(function)
     if not isinstance(plain, FunctionType):
         return []
-    names = (plain.__globals__.get(name) for name in plain.__code__.co_names)
-    return [*names, *inspect.getclosurevars(plain).nonlocals.values()]
+    cells = [cell.cell_contents for cell in plain.__closure__ or () if cell != _EMPTY]
+    return [*cells, *(plain.__globals__.get(name) for name in plain.__code__.co_names)]
+
+
+_EMPTY = CellType()
+"""Equal to each cell of a variable that is not set."""
 
 
 def _has_program(module: torch.nn.Module) -> bool:

@@ -200,8 +200,10 @@ def sampling(model: nn.Module, of: str) -> Callable[..., Any]:
         def sample(x: torch.Tensor) -> torch.Tensor:
             for _ in Progress(1):
                 x = model(x)
-            return x
+            return x if isinstance(x, torch.Tensor) else later
 
+        later = None
+        del later
         return sample
     pipeline = types.SimpleNamespace(model=model)
     by_object = types.MethodType(lambda self, x: next(self.model(x) for _ in Progress(1)), pipeline)
