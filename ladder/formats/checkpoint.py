@@ -60,11 +60,11 @@ FORMATS = (
     compressed.MX,
     compressed.NVFP4,
     *comfy.FORMATS,
+    *quark.FORMATS,
     modelopt.NVFP4,
     modelopt.MXFP4,
     modelopt.INT4,
     *blocks.FP8,
-    *quark.FORMATS,
     compressed.EIGHT,
     blocks.MXFP4,
     bitsandbytes.FOUR,
@@ -280,7 +280,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         model = read_gguf(file)
         return Checkpoint(found, model.layers, model.plain, metadata=model.metadata)
     arrays = _arrays(file)
-    config = _config(found if found.is_dir() else found.parent)
+    config = config_of(found if found.is_dir() else found.parent)
     try:
         layers, plain = assign(arrays, config)
     except CheckpointError as error:
@@ -311,7 +311,7 @@ def _arrays(path: Path) -> Arrays:
     return read_pickled(path)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
     """Return what a folder says of its quantization; empty if it says nothing."""
     for name, key in CONFIGS:
         if (folder / name).is_file():

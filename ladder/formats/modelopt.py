@@ -66,10 +66,10 @@ NVFP4 = Format(
     lambda layer: (layer[".weight"].dtype, layer[".weight_scale"].dtype) == ("uint8", "float8_e4m3fn"),
     lambda layer: nvfp4_shape(layer, CODES),
     read_nvfp4,
-    methods=METHODS,
+    methods=(*METHODS, "quark"),
     parts=(".weight", ".weight_scale"),
     rounding="scales_first",
-    doc="ModelOpt NVFP4",
+    doc="ModelOpt and Quark NVFP4",
 )
 MXFP4 = Format(
     "modelopt-mxfp4",

@@ -1,9 +1,10 @@
-"""AMD Quark's integers of 4 bits, its integers in groups, and MXFP6.
+"""AMD Quark's integers of 4 bits, its integers in groups, MXFP6 and AMDFP4.
 
 Groups are stored with columns before rows: ``weight`` [K, N], ``weight_scale`` [G, N]; eight 4-bit codes lie
 in an int32 along the last axis, in AWQ's order unless ``pack_method`` says otherwise. The configuration alone
-tells signed codes from unsigned ones. ``w = (q - z) * scale``. Sources: Quark ``utils/pack.py``
-(``Pack_4_bits``, ``Pack_8_bits``, ``Pack_fp6``), ``export/nn/modules/realquantizer.py``.
+tells signed codes from unsigned ones. ``w = (q - z) * scale``. AMDFP4 is e2m1 with a scale in e5m3 per 16 or
+32 columns. Sources: Quark ``utils/pack.py`` (``Pack_4_bits``, ``Pack_8_bits``, ``Pack_fp6``),
+``export/nn/modules/realquantizer.py``, ``kernel/float8_e5m3``.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.formats.awq import ORDER
 from ladder.formats.bits import by_rows, octets_of, repacked, sign_bits, words_to_codes
-from ladder.formats.compressed import is_mx, mx_scales, mx_shape, mx_type
+from ladder.formats.compressed import is_mx, mx_scales, mx_shape, mx_type, nvfp4_shape
 from ladder.formats.gptq import PackedForm, symmetric_or_not
 from ladder.formats.layer import SCALES, Format, Layer, Shape, of_block_type
 from ladder.formats.repack import changed, transposed_nibbles
-from tile_types import QuantizedTensor
+from tile_types import QuantizedTensor, get_type
 from tile_types.errors import CheckpointError
 from tile_types.packing import pack_codes
 
@@ -36,9 +37,18 @@ GROUPS, CHANNELS = "per_group", "per_channel"
 FP6 = ("fp6_e2m3", "fp6_e3m2")
 """Elements of 6 bits."""
 
+FP4 = "fp4"
+"""The element e2m1."""
+
+E5M3 = "e5m3"
+"""Scales of 5 bits of exponent and 3 of mantissa, without a sign."""
+
+SMALL, BIAS, NAN = 8, 18, 255
+"""Of e5m3: codes below are multiples of ``2**(1 - BIAS)``, the others ``(8 + m) * 2**(e - BIAS)``; NaN's."""
+
 
 def scheme(layer: Layer) -> dict[str, Any]:
-    """Return what the configuration says of a layer's weight.
+    """Return what the configuration says of the codes of a layer's weight; their scales may be codes, too.
 
     Raises CheckpointError if it says nothing, or several things.
     """
@@ -50,9 +60,11 @@ def scheme(layer: Layer) -> dict[str, Any]:
     weights = [found.get("weight") for found in candidates if isinstance(found, dict)]
     one = len(weights) == len(candidates) and all(found == weights[0] for found in weights)
     chosen = weights[0] if one else None
-    if not isinstance(chosen, dict):
+    codes, *scales = chosen if isinstance(chosen, list) and chosen else [chosen]
+    of_scales = all(isinstance(stage, dict) and stage.get("is_scale_quant") for stage in scales)
+    if not isinstance(codes, dict) or not of_scales:
         raise CheckpointError(f"{layer.name}: the configuration has no one scheme for its weight")
-    return chosen
+    return codes
 
 
 def integers(layer: Layer) -> str | None:
@@ -65,6 +77,8 @@ def integers(layer: Layer) -> str | None:
     if weight.dtype == "int8" and not (told and scheme(layer).get("qscheme") == GROUPS):
         return None  # stored as others store them
     kind = str(scheme(layer).get("dtype"))
+    if kind == FP4:
+        return None  # other formats
     layer.require(STORED.get(kind) == weight.dtype, f"{weight.dtype} does not hold what is called {kind!r}")
     return kind
 
@@ -161,7 +175,34 @@ def stored(layer: Layer, n: int, k: int, bits: int, grouped: bool, flip: int) ->
 def is_mxfp6(layer: Layer) -> bool:
     """Tell 6-bit codes beside an exponent per 32."""
     found = mx_type(layer, ".weight")
-    return layer.config.get("quant_method") == METHOD and found is not None and found[0] == 6
+    fits = layer.config.get("quant_method") == METHOD and found is not None and found[0] == 6
+    return fits and scheme(layer).get("scale_format") != E5M3
+
+
+def is_amdfp4(layer: Layer) -> bool:
+    """Tell two e2m1 codes a byte beside scales in e5m3, of which the configuration alone tells."""
+    stored = [(layer[part].dtype, len(layer[part].shape)) for part in (".weight", ".weight_scale")]
+    told = layer.config.get("quant_method") == METHOD and GLOBAL in layer.config
+    if not told or stored != [("uint8", 2)] * 2:
+        return False
+    return (scheme(layer).get("dtype"), scheme(layer).get("scale_format")) == (FP4, E5M3)
+
+
+def read_amdfp4(layer: Layer) -> QuantizedTensor:
+    """Read e2m1 codes, as MXFP4's lie, with scales in e5m3."""
+    import torch
+
+    n, k = nvfp4_shape(layer, ".weight")
+    rows, groups = layer.shape(".weight_scale", 2)
+    fits = rows == n and k % groups == 0 and scheme(layer).get("group_size") == k // groups
+    layer.require(fits, f"scales {[rows, groups]} for [{n}, {k}]")
+    code = layer.tensor(".weight_scale").int()
+    exponent, mantissa = code >> 3, code & 7
+    scale = torch.ldexp((mantissa + SMALL * (exponent > 0)).float(), exponent.clamp(min=1) - BIAS)
+    scale[code == NAN] = float("nan")
+    codes = layer.tensor(".weight")
+    fields = {"scale": scale, "scale_type": "float32"}
+    return QuantizedTensor(get_type("fp4_e2m1"), (n, k), codes, (1, k // groups), **fields)  # type: ignore[arg-type]
 
 
 def read_mxfp6(layer: Layer) -> QuantizedTensor:
@@ -196,4 +237,14 @@ MXFP6 = Format(
     parts=(".weight",),
     doc="Quark's MXFP6",
 )
-FORMATS = (INTEGERS, MXFP6)
+AMDFP4 = Format(
+    "quark-amdfp4",
+    ".weight_scale",
+    is_amdfp4,
+    lambda layer: nvfp4_shape(layer, ".weight"),
+    read_amdfp4,
+    methods=(METHOD,),
+    parts=(".weight",),
+    doc="Quark's AMDFP4: e2m1 with scales in e5m3",
+)
+FORMATS = (AMDFP4, INTEGERS, MXFP6)

@@ -36,6 +36,7 @@ from ladder.integrations.loading import (
     matrix_and,
     opened,
     require_shape,
+    require_unquantized,
     settling,
 )
 from ladder.runtime.threads import kernels_alone
@@ -100,8 +101,12 @@ class LadderQuantizer(DiffusersQuantizer):  # type: ignore[misc]
         return self.dtype
 
     def maybe_update_loaded_keys(self, loaded_keys: list[str], checkpoint_files: Sequence[str]) -> list[str]:
-        """Open the files of a model that was saved quantized; its arrays are none of diffusers' concern."""
+        """Open the files of a model that was saved quantized; its arrays are none of diffusers' concern.
+
+        Raises CheckpointError if a model that is to be quantized holds codes of another tool.
+        """
         if not self.pre_quantized:
+            require_unquantized(checkpoint_files)
             return loaded_keys
         self.stored = opened([Path(file) for file in checkpoint_files])
         parts = {part.name for _, layer in self.stored.layers.values() for part in layer.parts.values()}

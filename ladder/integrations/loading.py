@@ -13,8 +13,8 @@ import torch
 from ladder.api.linear import LINEAR_OPTIONS, Linear
 from ladder.api.linear_modules import is_linear
 from ladder.api.stored_weight import TYPES
-from ladder.formats.checkpoint import Checkpoint, load_checkpoint
-from ladder.formats.files import read_json
+from ladder.formats.checkpoint import Checkpoint, assign, config_of, load_checkpoint
+from ladder.formats.files import Arrays, read_json, read_safetensors
 from tile_types import QuantizedTensor, TType
 from tile_types.errors import CheckpointError, DTypeError, unknown_name
 
@@ -137,6 +137,33 @@ def opened(files: list[Path], folder: str = "") -> Checkpoint:
         if isinstance(shards, dict) and set(map(str, shards.values())) == names:
             return load_checkpoint(index)
     raise CheckpointError(f"{files[0].parent}: no index names just {', '.join(sorted(names))}")
+
+
+def require_unquantized(files: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise `CheckpointError` if weights that are to be quantized are codes already.
+
+    Libraries pass over methods of quantization that they do not know, and read codes as if they were values.
+
+    files: Of the model; those of safetensors are looked at, and the configuration beside them.
+    """
+    safe = [Path(file) for file in files if os.fspath(file).endswith(".safetensors")]
+    if not safe:
+        return
+    read = [read_safetensors(file) for file in safe]
+    arrays = Arrays(
+        {name: stored for each in read for name, stored in each.items()},
+        {key: text for each in read for key, text in each.metadata.items()},
+    )
+    folder = safe[0].parent
+    try:
+        layers, _ = assign(arrays, config_of(folder))
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+    if layers:
+        raise CheckpointError(
+            f"{folder}: its weights are quantized already ({', '.join({f.name: 0 for f, _ in layers.values()})}):"
+            " load them as they are (load_pretrained), or quantize the model that they were made of"
+        )
 
 
 @dataclass(frozen=True, eq=False)

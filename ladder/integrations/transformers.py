@@ -55,6 +55,7 @@ from ladder.integrations.loading import (
     matrix_and,
     opened,
     require_shape,
+    require_unquantized,
     require_whole,
     settling,
 )
@@ -203,6 +204,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         self.linear, self.stacks = linear_layers(model, skipped), stacked_weights(model, skipped)
         if not self.pre_quantized:
             self._require_known(model, skipped)
+            require_unquantized(checkpoint_files or ())
         self.plan = LayerPlan(model, self.linear)
         self._refuse_missing(model)
         if self.pre_quantized:

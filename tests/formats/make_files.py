@@ -276,6 +276,28 @@ def quark_mxfp6(dtype: str) -> Case:
     return arrays, quark_config(dtype, "per_group"), {"layer.weight": own}
 
 
+def quark_fp4(scales: str) -> Case:
+    """AMDFP4 and NVFP4: each code of scales, and what Quark makes of both."""
+    from quark.torch.kernel.float8_e5m3.reference import reference_dequantize_float8_e5m3
+    from quark.torch.utils.pack import create_pack_method
+
+    pack, generator = create_pack_method("per_group", "fp4"), torch.Generator().manual_seed(8)
+    packed = torch.randint(0, 256, (N, K // 2), generator=generator, dtype=torch.uint8)
+    octets = (torch.arange(N * K // 16) % (255 if scales == "e5m3" else 127)).view(N, -1).to(torch.uint8)
+    told = {"dtype": "fp4", "qscheme": "per_group", "group_size": 16, "ch_axis": -1, "scale_format": scales}
+    factor, beside, weight = torch.tensor(0.7), {}, [told]
+    if scales == "e5m3":
+        stored, values, weight = octets, reference_dequantize_float8_e5m3(octets), told
+    else:
+        stored, beside = octets.view(torch.float8_e4m3fn), {"layer.weight_scale_2": factor}
+        weight.append({"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_scale_quant": True})
+        values = stored.float() * factor
+    arrays = {"layer.weight": packed, "layer.weight_scale": stored, **beside}
+    own = pack.unpack(packed, True).float() * values.repeat_interleave(16, 1)
+    config = {"quant_method": "quark", "global_quant_config": {"weight": weight}}
+    return arrays, config, {"layer.weight": own}
+
+
 def fp8_blocks(kind: Any = torch.float32) -> Case:
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
@@ -482,6 +504,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "quark_uint4_ordered": lambda: quark("uint4", reorder=False),
     "quark_int4_channel": lambda: quark("int4", "per_channel"),
     **{f"quark_{kind}": lambda kind=kind: quark_mxfp6(kind) for kind in ("fp6_e2m3", "fp6_e3m2")},
+    "quark_amdfp4": lambda: quark_fp4("e5m3"),
+    "quark_nvfp4": lambda: quark_fp4("float32"),
     "awq_gemm": lambda: awq("gemm"),
     "awq_gemv": lambda: awq("gemv"),
     **{

@@ -177,6 +177,12 @@ def test_zero_points_of_attention_are_no_codes(part: str, tmp_path: Path) -> Non
     assert "layer.weight" in ladder.load_checkpoint(tmp_path).layers
 
 
+def test_factors_of_the_scales_of_inputs_are_no_part_of_weights(tmp_path: Path) -> None:
+    """As Quark stores NVFP4's of inputs that are quantized as they come."""
+    changed("quark_nvfp4", tmp_path, {"layer.input_scale_2": torch.ones(())})
+    assert "layer.weight" in ladder.load_checkpoint(tmp_path).layers
+
+
 ONLINE = {"name": "rotation", "r1": True, "r2": True, "rotation_size": 32}
 SAID: dict[str, tuple[str, dict[str, Any], str]] = {
     "experts pruned": (

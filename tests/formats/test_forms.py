@@ -281,6 +281,19 @@ def test_quark_says_what_does_not_fit(config: dict[str, Any], says: str, tmp_pat
         stored(tmp_path, quark_words(codes), config)
 
 
+def test_quark_says_what_the_octets_of_scales_are(tmp_path: Path) -> None:
+    """In groups of 32, AMDFP4 lies as MXFP4 does: its scales were read as exponents."""
+    code = torch.tensor([0x70, 0x78, 0x01, 0xFF]).repeat(4, 1).to(torch.uint8)  # 2**-4 * 2**3, twice that, ...
+    arrays = {"weight": torch.full((4, 64), 0x22, dtype=torch.uint8), "weight_scale": code}
+    options = {"dtype": "fp4", "group_size": 32}
+    found = stored(tmp_path, arrays, quark(**options, scale_format="e5m3")).dequantize("float32")
+    assert found[0, ::32].tolist()[:3] == [0.5, 1.0, 2.0**-17] and found[0, -1].isnan()
+    found = stored(tmp_path, arrays, quark(**options, scale_format="e8m0")).dequantize("float32")
+    assert found[0, ::32].tolist()[:2] == [2.0**-15, 2.0**-7]
+    with pytest.raises(ladder.CheckpointError, match="scales"):
+        stored(tmp_path, arrays, quark(**{**options, "group_size": 16}, scale_format="e5m3"))
+
+
 @pytest.mark.parametrize("kind", ["int8", "int2"])
 def test_quark_stores_columns_before_rows(kind: str, tmp_path: Path) -> None:
     """Square matrices of integers in groups were read as what they are transposed."""

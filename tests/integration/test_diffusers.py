@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import re
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,19 @@ def test_wrong_use_is_named(folder: Path, tmp_path: Path) -> None:
         json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]["weight"]
         == "int4"
     )
+
+
+def test_codes_of_other_tools_are_not_quantized_as_if_they_were_weights(folder: Path, tmp_path: Path) -> None:
+    """diffusers passes over methods that it does not know, and loads fp8 codes without their scales."""
+    shutil.copytree(folder / "unet", tmp_path / "stored")
+    arrays = load_file(tmp_path / "stored" / FILE)
+    name = "time_embedding.linear_1.weight"
+    arrays |= {name: arrays[name].to(torch.float8_e4m3fn), f"{name}_scale": torch.ones(())}
+    save_file(arrays, tmp_path / "stored" / FILE, metadata={"format": "pt"})
+    with pytest.raises(ladder.CheckpointError, match="quantized already"):
+        diffusers.UNet2DConditionModel.from_pretrained(
+            tmp_path / "stored", quantization_config=LadderConfig("int4", group_size=16)
+        )
 
 
 def test_the_example_of_the_readme() -> None:

@@ -377,6 +377,26 @@ def test_models_of_other_tools(folder: Path, tmp_path: Path, form: str) -> None:
     assert torch.equal(logits(again), logits(model))
 
 
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [("modelopt", "quantized already.*load_pretrained"), ("unheard_of", "the configuration says 'unheard_of'")],
+)
+def test_codes_of_other_tools_are_not_quantized_as_if_they_were_weights(
+    folder: Path, tmp_path: Path, method: str, says: str
+) -> None:
+    """transformers passes over methods that it does not know, and loads fp8 codes without their scales."""
+    arrays = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    scale = arrays[name].abs().max() / 448
+    arrays |= {name: (arrays[name] / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "quant_algo": "FP8"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ladder.CheckpointError, match=says):
+        transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=LadderConfig("int4"))
+
+
 def test_embeddings_of_other_tools_are_dequantized(folder: Path, tmp_path: Path) -> None:
     """MLX and others quantize the table, under the model's own name of it, and tie the head to it."""
     store(folder, tmp_path / "stored", "fp8-blocks")
