@@ -160,8 +160,9 @@ def require_unquantized(files: Iterable[str | os.PathLike[str]]) -> None:
     except CheckpointError as error:
         raise CheckpointError(f"{folder}: {error}") from error
     if layers:
+        formats = ", ".join(sorted({form.name for form, _ in layers.values()}))
         raise CheckpointError(
-            f"{folder}: its weights are quantized already ({', '.join({f.name: 0 for f, _ in layers.values()})}):"
+            f"{folder}: its weights are quantized already ({formats}):"
             " load them as they are (load_pretrained), or quantize the model that they were made of"
         )
 

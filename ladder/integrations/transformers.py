@@ -68,8 +68,11 @@ GIVEN: ContextVar[Checkpoint | None] = ContextVar("given", default=None)
 """Quantized tensors of the model that is being loaded, where its files do not have the model's names."""
 
 
-INPUTS = ("input_scale", "input_zero_point", "input_global_scale")
-"""What compressed-tensors and ModelOpt store of activations that are quantized by fixed scales."""
+INPUTS = (
+    *("input_scale", "input_zero_point", "input_global_scale"),
+    *("input_activation_scale", "output_activation_scale"),
+)
+"""What compressed-tensors, ModelOpt and Gemma store of activations that are quantized by fixed scales."""
 
 
 @register_quantization_config(METHOD)
@@ -241,7 +244,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
                 info.mismatched_keys.clear()  # nor another error in place of this one
                 raise self.failed
             held = {name if name in self.stacks else f"{name}.weight" for name in self.held}
-            held |= self.tables.keys()
+            tied = getattr(model, "all_tied_weights_keys", None) or {}
+            held |= self.tables.keys() | {name for name, table in tied.items() if table in self.tables}
             self._fill_tables(model)
             lost = {name for name in info.missing_keys - held if not is_within(name, exempt)}
             info.missing_keys -= held | lost  # the error says it, no log beside it

@@ -384,6 +384,27 @@ def bitnet(kind: str) -> Case:
     return arrays, config, {"layer.weight": codes * 0.25}
 
 
+def gemma() -> Case:
+    """Layers and a table as transformers has them; the configuration alone tells the bits of each."""
+    from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear
+
+    generator, arrays, own = torch.Generator().manual_seed(17), {}, {}
+    patterns = {r"blocks\.\d+\.(q|k)$": {"num_bits": 8}, "^table$|up": {"num_bits": 2}, "down": {}}
+    table = QuantizedEmbedding(N, K, torch.float32, num_bits=2)
+    table.embedding_scale = torch.nn.Parameter(torch.ones(N, 4))
+    widths = {"blocks.0.q": 8, "blocks.0.up": 2, "blocks.0.down": 4}
+    for name, bits in [*widths.items(), ("table", 2)]:
+        layer = QuantizedLinear(K, N, num_bits=bits) if name in widths else table
+        for part, value in layer.state_dict().items():
+            scales = value.is_floating_point()
+            random = torch.rand(value.shape, generator=generator) if scales else None
+            octets = torch.randint(0, 256, value.shape, generator=generator, dtype=torch.uint8)
+            arrays[f"{name}.{part}"] = octets.view(value.dtype) if random is None else random
+        layer.load_state_dict({part: arrays[f"{name}.{part}"] for part in layer.state_dict()})
+        own[f"{name}.weight"] = layer.weight if layer is table else layer._dequantize_weights()
+    return arrays, {"quant_method": "gemma", "num_bits": 4, "module_quant_configs": patterns}, own
+
+
 def comfy(form: str, n: int = N, k: int = K, **options: Any) -> Case:
     """What ComfyUI stores: the arrays of comfy-kitchen's layouts, and a text beside them."""
     from comfy_kitchen import tensor as layouts
@@ -563,6 +584,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "mlx_experts": lambda: mlx(4, experts=2),
     **{f"mlx_{mode}": lambda mode=mode: mlx(mode=mode) for mode in ("mxfp4", "mxfp8", "nvfp4")},
     **{f"bitnet_{kind}": lambda kind=kind: bitnet(kind) for kind in ("bitlinear", "autobitlinear")},
+    "gemma": gemma,
     "comfy_fp8": lambda: comfy("float8_e4m3fn"),
     "comfy_int8": lambda: comfy("int8_tensorwise"),
     "comfy_int8_rows": lambda: comfy("int8_tensorwise", per_channel=True),

@@ -283,11 +283,12 @@ def test_quark_says_what_does_not_fit(config: dict[str, Any], says: str, tmp_pat
 
 def test_quark_says_what_the_octets_of_scales_are(tmp_path: Path) -> None:
     """In groups of 32, AMDFP4 lies as MXFP4 does: its scales were read as exponents."""
-    code = torch.tensor([0x70, 0x78, 0x01, 0xFF]).repeat(4, 1).to(torch.uint8)  # 2**-4 * 2**3, twice that, ...
+    code = torch.tensor([0x70, 0x78, 0x01, 0xFF]).repeat(4, 1).to(torch.uint8)
     arrays = {"weight": torch.full((4, 64), 0x22, dtype=torch.uint8), "weight_scale": code}
     options = {"dtype": "fp4", "group_size": 32}
     found = stored(tmp_path, arrays, quark(**options, scale_format="e5m3")).dequantize("float32")
-    assert found[0, ::32].tolist()[:3] == [0.5, 1.0, 2.0**-17] and found[0, -1].isnan()
+    assert found[0, ::32].tolist()[:3] == [0.5, 1.0, 2.0**-17]
+    assert found[0, -1].isnan()
     found = stored(tmp_path, arrays, quark(**options, scale_format="e8m0")).dequantize("float32")
     assert found[0, ::32].tolist()[:2] == [2.0**-15, 2.0**-7]
     with pytest.raises(ladder.CheckpointError, match="scales"):
@@ -306,3 +307,25 @@ def test_quark_stores_columns_before_rows(kind: str, tmp_path: Path) -> None:
         return
     wanted = codes.float() * scale.t().repeat_interleave(GROUP, 1)
     assert torch.equal(stored(tmp_path, arrays, quark(dtype=kind)).dequantize("float32"), wanted)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"num_bits": 3}, "codes of 3 bits are not read"),
+        ({"num_bits": True}, "num_bits is True"),
+        ({"num_bits": 8}, r"\.weight is uint8, expected int8"),
+        ({"module_quant_configs": {"a": {"num_bits": "4"}}}, "codes of '4' bits"),
+        ({"module_quant_configs": {"a": 4}}, "says 4 of it"),
+        ({"module_quant_configs": {"a(": {}}}, "pattern 'a\\(' is none"),
+        ({"module_quant_configs": {"(a+)+$": {}}}, "pattern .* is longer than those that are read"),
+        ({"module_quant_configs": {".*" * 9: {}}}, "pattern .* is longer than those that are read"),
+        ({"module_quant_configs": {"a" * 300: {}}}, "pattern .* is longer than those that are read"),
+    ],
+)
+def test_what_gemma_says_is_checked(config: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """Patterns of a file must not take long."""
+    arrays = {"weight": torch.zeros(4, 32, dtype=torch.uint8), "weight_scale": torch.ones(4, 1)}
+    stored(tmp_path, arrays, {"quant_method": "gemma", "module_quant_configs": {r"a\d+\.": {}}})
+    with pytest.raises(ladder.CheckpointError, match=says):
+        stored(tmp_path, arrays, {"quant_method": "gemma", **config})

@@ -379,7 +379,10 @@ def test_models_of_other_tools(folder: Path, tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "says"),
-    [("modelopt", "quantized already.*load_pretrained"), ("unheard_of", "the configuration says 'unheard_of'")],
+    [
+        ("modelopt", "quantized already.*load_pretrained"),
+        ("unheard_of", "the configuration says 'unheard_of'"),
+    ],
 )
 def test_codes_of_other_tools_are_not_quantized_as_if_they_were_weights(
     folder: Path, tmp_path: Path, method: str, says: str
@@ -397,13 +400,15 @@ def test_codes_of_other_tools_are_not_quantized_as_if_they_were_weights(
         transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=LadderConfig("int4"))
 
 
-def test_embeddings_of_other_tools_are_dequantized(folder: Path, tmp_path: Path) -> None:
-    """MLX and others quantize the table, under the model's own name of it, and tie the head to it."""
-    store(folder, tmp_path / "stored", "fp8-blocks")
+@pytest.mark.parametrize("form", ["fp8-blocks", "pack-quantized"])
+def test_embeddings_of_other_tools_are_dequantized(folder: Path, tmp_path: Path, form: str) -> None:
+    """MLX and others quantize the table, under the model's own name of it or others, and tie the head to it."""
+    store(folder, tmp_path / "stored", form)
     path, table = tmp_path / "stored" / "model.safetensors", "model.embed_tokens.weight"
     arrays = load_file(path)
     del arrays["lm_head.weight"]
-    arrays |= {f"model.embed_tokens.{part}": value for part, value in as_fp8(arrays[table]).items()}
+    parts = STORED[form][0](arrays.pop(table))
+    arrays |= {f"model.embed_tokens.{part}": value for part, value in parts.items()}
     save_file(arrays, path, metadata={"format": "pt"})
     config = json.loads((tmp_path / "stored" / "config.json").read_text())
     (tmp_path / "stored" / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
