@@ -402,7 +402,7 @@ def test_codes_of_other_tools_are_not_quantized_as_if_they_were_weights(
 
 @pytest.mark.parametrize("form", ["fp8-blocks", "pack-quantized"])
 def test_embeddings_of_other_tools_are_dequantized(folder: Path, tmp_path: Path, form: str) -> None:
-    """MLX and others quantize the table, under the model's own name of it or others, and tie the head to it."""
+    """Tools quantize the table, under the model's own name of it or others, and tie the head to it."""
     store(folder, tmp_path / "stored", form)
     path, table = tmp_path / "stored" / "model.safetensors", "model.embed_tokens.weight"
     arrays = load_file(path)
