@@ -23,7 +23,7 @@ HARMLESS = re.compile(
     r"|pre_quant_scale"  # refused elsewhere unless all 1
     r"|qscale_(act|input|output)"
     r"|(scale|qscale)_(input|output)"
-    r"|(input|output|in|out|act|activation|q|k|v|kv)_(\w+_)?(scales?(_2)?|scale_inv|zero_points?|zeros?|amax|min|max)"
+    r"|(input|output|in|out|act|activation|q|k|v|kv)_(\w+_)?(scales?(_2|_ub)?|scale_inv|zero_points?|zeros?|amax|min|max)"
     r"|(input|output|act|activation)_quantizer\..*"
 )
 """Path below a layer of what its weight does not depend on: how inputs, outputs and caches are quantized."""

@@ -177,9 +177,10 @@ def test_zero_points_of_attention_are_no_codes(part: str, tmp_path: Path) -> Non
     assert "layer.weight" in ladder.load_checkpoint(tmp_path).layers
 
 
-def test_factors_of_the_scales_of_inputs_are_no_part_of_weights(tmp_path: Path) -> None:
-    """As Quark stores NVFP4's of inputs that are quantized as they come."""
-    changed("quark_nvfp4", tmp_path, {"layer.input_scale_2": torch.ones(())})
+@pytest.mark.parametrize(("name", "part"), [("quark_nvfp4", "scale_2"), ("ct_fp8_channel", "scale_ub")])
+def test_scales_of_inputs_are_no_part_of_weights(name: str, part: str, tmp_path: Path) -> None:
+    """The factor of Quark's NVFP4, and FBGEMM's bound, of inputs that are quantized as they come."""
+    changed(name, tmp_path, {f"layer.input_{part}": torch.ones(())})
     assert "layer.weight" in ladder.load_checkpoint(tmp_path).layers
 
 
