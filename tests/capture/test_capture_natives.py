@@ -362,3 +362,23 @@ def test_while_loop_of_torch() -> None:
             assert torch.equal(expected, found)
             assert found is not x
     assert fast.calls["eager"] == 0
+
+
+def test_tensors_of_tensors_are_views() -> None:
+    weight = torch.nn.Parameter(torch.randn(3))
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = x * 2
+        torch.Tensor(result)[1:].add_(1)
+        torch.Tensor(x.t()).mul_(3)
+        return result, torch.Tensor(torch.arange(3)), torch.Tensor(weight) + x, torch.Tensor(2, 3).shape
+
+    fast = capture(program)
+    for _ in range(3):
+        given = torch.randn(4, 3)
+        twin = given.clone()
+        for found, wanted in zip(fast(given), program(twin), strict=True):
+            assert found == wanted if isinstance(wanted, torch.Size) else torch.equal(found, wanted)
+        assert torch.equal(given, twin)
+    assert (fast.outcome, fast.calls["recorded"]) == ("whole", 1)
+    assert fast(given)[2].requires_grad

@@ -117,8 +117,15 @@ def _polyfill_of(vm: Interpreter, kind: type, args: tuple[Any, ...]) -> types.Fu
     return found
 
 
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Of these `torch.Tensor` makes a view, whatever their type."""
+
+
 def _by_tensor_type(vm: Interpreter, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `torch.Tensor` or a type such as `torch.FloatTensor`."""
+    alone = kind is torch.Tensor and len(args) == 1 and not kwargs and type(args[0]) in _PLAIN_TENSORS
+    if alone and args[0].layout is torch.strided:
+        return vm.call(torch.Tensor.view_as, (args[0], args[0]), {})
     if kind is torch.Tensor:
         dtype = vm.call(torch.get_default_dtype, (), {})
     elif kind.is_cuda or kind.layout is not torch.strided:
