@@ -10,7 +10,7 @@ import numpy as np
 
 from ladder.frontend.borders import Border, bordered, mirrored, reflected, repeated
 from ladder.frontend.importer import Importer, Row
-from ladder.ir.extents import quotient
+from ladder.ir.extents import quotient, total
 from tile_types.tile import Extent
 
 
@@ -50,15 +50,59 @@ def _bordered(border: Border) -> Row:
     return row
 
 
+MOST_STRETCHED = 4
+"""Factor up to which images are interpolated by kernels of ours: each phase has code of its own."""
+
+
 def _upsampled(im: Importer, out: str, x: str, sizes: Sequence[Extent], name: str, *options: Any) -> Any:
-    """Repeat the elements of an image that grows by whole factors without interpolation."""
+    """Repeat the elements of an image that grows by whole factors, or interpolate between them on GPUs."""
     kept, scales = len(im.shape(x)) - len(sizes), options[1] if len(options) > 1 else None
     found = [quotient(size, old) for size, old in zip(sizes, im.shape(x)[kept:], strict=True)]
     factors = [factor for factor in found if isinstance(factor, int) and _repeats(factor, name)]
     grows = len(factors) == len(found) and any(factor > 1 for factor in factors)
-    if "nearest" not in name or not grows or (scales is not None and list(scales) != factors):
+    if not grows or (scales is not None and list(scales) != factors):
+        return None
+    if name in ("upsample_bilinear2d", "upsample_linear1d") and options[0] is False:
+        known = all(isinstance(extent, int) and extent for extent in im.shape(x))
+        ours = known and not im.on_cpu and out in ("float32", "float16", "bfloat16")
+        return _interpolated(im, out, x, factors, kept) if ours and max(factors) <= MOST_STRETCHED else None
+    if "nearest" not in name:
         return None
     return im.repeat_elements(x, [1] * kept + factors)
+
+
+def _interpolated(im: Importer, out: str, x: str, factors: Sequence[int], first: int) -> str:
+    """Return an image that grows by whole factors from axis ``first`` on, its corners half a pixel inside.
+
+    The results of a pixel lie beside each other: each is of that pixel and of one neighbour, of which those
+    at the border have none.
+    """
+    value = im.cast(x, "float32")
+    for axis, factor in enumerate(factors, first):
+        value = value if factor == 1 else _stretched(im, value, axis, factor)
+    return im.cast(value, out)
+
+
+def _stretched(im: Importer, value: str, axis: int, factor: int) -> str:
+    """Interpolate along one axis."""
+    shape = im.shape(value)
+    count, sides = shape[axis], tuple(int(at == axis) for at in range(len(shape)))
+    around = im.g.add("pad", value, low=sides, high=sides, value=0.0)
+    position = im.g.add("iota", extent=count, axis=axis, rank=len(shape), type="int64")
+    results = []
+    for at in range(factor):
+        place = (at + 0.5) / factor - 0.5
+        if place:
+            last = total((count, -1))
+            edge = im.apply("equal", [position, 0 if place < 0 else last], "int64")
+            there = im.g.add("select", edge, *(im.number(w, "float32") for w in (0.0, abs(place))))
+            here = im.apply("sub", [1.0, there], "float32")
+            near = im.take_axis(around, axis, 0 if place < 0 else 2, count)
+            own, other = (im.apply("mul", pair, "float32") for pair in ((value, here), (near, there)))
+            found = im.apply("add", [own, other], "float32")
+        results.append(im.reshape(found if place else value, [*shape[: axis + 1], 1, *shape[axis + 1 :]]))
+    beside = im.g.add("concat", *results, axis=axis + 1)
+    return im.reshape(beside, [*shape[:axis], count * factor, *shape[axis + 1 :]])
 
 
 def _repeats(factor: int, name: str) -> bool:

@@ -10,7 +10,8 @@ from ladder.frontend.onnx_call import Call
 from ladder.ir.extents import total
 from tile_types.tile import Tile
 
-Ends = tuple[str | None, str | None]
+Ends = tuple[list[str], list[str]]
+"""What is joined before and behind a value."""
 
 Border = Callable[[Importer, str, int, int, int], "Ends | None"]
 """``(importer, value, axis, before, after) -> what lies before and behind it``; None if not in reach."""
@@ -36,7 +37,7 @@ def bordered(im: Importer, value: str, border: Border, amounts: Sequence[tuple[i
         ends = border(im, value, axis, before, after)
         if ends is None:
             return None
-        value = im.g.add("concat", *filter(None, (ends[0], value, ends[1])), axis=axis)
+        value = im.g.add("concat", *ends[0], value, *ends[1], axis=axis)
     return value
 
 
@@ -45,8 +46,13 @@ def reflected(im: Importer, value: str, axis: int, before: int, after: int) -> E
     extent = im.shape(value)[axis]
     if not isinstance(extent, int) or max(before, after) >= extent:
         return None
-    left = mirrored(im, value, axis, before, before) if before else None
-    return left, mirrored(im, value, axis, extent - 2, after) if after else None
+
+    def part(first: int, count: int) -> list[str]:
+        if count == 1:  # joined along further axes in the same kernel
+            return [im.take_axis(value, axis, first, 1)]
+        return [mirrored(im, value, axis, first, count)] if count else []
+
+    return part(before, before), part(extent - 2, after)
 
 
 def repeated(im: Importer, value: str, axis: int, before: int, after: int) -> Ends | None:
@@ -56,9 +62,9 @@ def repeated(im: Importer, value: str, axis: int, before: int, after: int) -> En
     if not isinstance(extent, int) or not extent:
         return None
 
-    def end(place: int, count: int) -> str | None:
+    def end(place: int, count: int) -> list[str]:
         wide = [count if at == axis else size for at, size in enumerate(shape)]
-        return im.expand(im.take_axis(value, axis, place, 1), wide) if count else None
+        return [im.expand(im.take_axis(value, axis, place, 1), wide)] if count else []
 
     return end(0, before), end(extent - 1, after)
 
@@ -68,8 +74,8 @@ def wrapped(im: Importer, value: str, axis: int, before: int, after: int) -> End
     extent = im.shape(value)[axis]
     if not isinstance(extent, int) or max(before, after) > extent:
         return None
-    left = im.take_axis(value, axis, extent - before, before) if before else None
-    return left, im.take_axis(value, axis, 0, after) if after else None
+    left = [im.take_axis(value, axis, extent - before, before)] if before else []
+    return left, [im.take_axis(value, axis, 0, after)] if after else []
 
 
 BORDERS: Mapping[bytes, Border] = {b"reflect": reflected, b"edge": repeated, b"wrap": wrapped}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import product
+from ladder.ir.extents import larger, product, total
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.partition.rows import REDUCTIONS, SCANS, Index, column_axes, loop_axes, operand_index
@@ -206,10 +206,10 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
         return [] if tiles else _held(int(scans[0]), count, row_width(graph, rows))
     extents = reduced_extents(graph)
     numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
-    total = product(extents)
+    each = _reduced(graph, graph.outputs)
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
     across = [] if tiles or not numbers else _across(graph)
-    if not extents or (numbers and isinstance(total, int) and total <= _alone(graph, count)):
+    if not extents or (numbers and isinstance(each, int) and each <= _alone(graph, count)):
         windows = any(node.operator == "map" for node in graph.nodes)
         return _tiles(graph) if tiles else [*VECTORS, *([] if windows else across)]
     columns = held_columns(graph, rows)
@@ -348,6 +348,24 @@ def _joins_known(graph: Graph, node: Node) -> bool:
     pieces = len(node.inputs) <= MOST_PIECES and axis == len(node.tile.shape) - 1
     known = all(isinstance(part, int) and part > 1 for part in parts)
     return (parts == {1} and len(node.inputs) <= WARP) or (pieces and known)
+
+
+def _reduced(graph: Graph, values: Sequence[str]) -> Extent:
+    """Return how many elements are reduced for one of each value: side by side they add, nested multiply."""
+    ahead, found = [*values], dict[str, Extent]()
+    seen = set[str]()
+    while ahead:
+        node = graph.producer(ahead.pop())
+        if node.name in seen:
+            continue
+        seen.add(node.name)
+        if node.operator in REDUCTIONS:
+            shape = graph.tile(node.inputs[0]).shape
+            below = larger(1, _reduced(graph, node.inputs))
+            found[node.name] = product([shape[node_attributes(node)["axis"] % len(shape)], below])
+        else:
+            ahead += node.inputs
+    return total(found.values())
 
 
 def reduced_extents(graph: Graph) -> list[Extent]:

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 from tvm import tirx
 
 from ladder.ir.extents import product
+from ladder.ir.graph import Graph
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.column_reductions import ColumnReductions
 from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.element_types import stored_type
-from ladder.lower.chain.gpu_nest import GpuNest, known, same
+from ladder.lower.chain.gpu_nest import LINE, GpuNest, known, same
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, uses
@@ -49,6 +50,20 @@ class Piece(NamedTuple):
 
 Places = dict[Any, tuple[Expr, Index]]
 """Extents -> (number of the vector in its row, index of the row)."""
+
+
+NARROW_BYTES, NARROW_TURNS, RESIDENT = 4, 4, 2048
+"""Bytes of a vector up to which a thread takes several, how many, and the threads of a multiprocessor."""
+
+
+def touched(size: int, width: int) -> float:
+    """Return the lines that a warp's lanes touch whose elements, of ``size`` bytes, lie ``width`` apart."""
+    return max(1.0, 32 * size * width / LINE)
+
+
+def element_bytes(graph: Graph, value: str) -> int:
+    """Return the bytes of an element of a value in memory."""
+    return BYTES.get(stored_type(graph.tile(value).ttype.name), 16)
 
 
 LONG = ("sin", "cos", "pow")
@@ -99,7 +114,10 @@ class VectorLoops:
     def instructions(
         self, value: str, merged: int, width: int, piece: tuple[Expr, Expr] | None = None
     ) -> float:
-        """Return the memory instructions per element if vectors run along the last ``merged`` axes.
+        """Return the lines of 128 bytes per element that a warp's accesses touch, one each at least.
+
+        Vectors run along the last ``merged`` axes. What lies unaligned is read in single elements, those of
+        long vectors far apart.
 
         piece: Where those of the last axis begin and end; None: all of them.
         """
@@ -118,15 +136,16 @@ class VectorLoops:
             crossed = merged > 1 and any(uses(part, (chunk,)) for c in nest.values.open for part in c)
         if crossed or len({len(row) for row in reads}) > 1:
             return float("inf")
-        total = 1.0
+        total = touched(element_bytes(nest.graph, value), width)
         for column in zip(*reads, strict=True):
             name, base = column[0]
             steps = [nest.values.simplified(at - base) for _, at in column]
             along = all(step == lane for lane, step in enumerate(steps))
-            if all(step == 0 for step in steps) or (along and nest.vectors.is_aligned(name, base, width)):
+            lines = touched(element_bytes(nest.graph, name), width)
+            if all(step == 0 for step in steps):
                 total += 1
             else:
-                total += width
+                total += lines if along and nest.vectors.is_aligned(name, base, width) else width * lines
         return total / width
 
     def emit(self) -> None:
@@ -173,6 +192,8 @@ class VectorLoops:
             both = isinstance(most, int) and isinstance(count, int)
             most = max(most, count) if both else tirx.max(most, count)
         threads, turns = self.nest.mapping.threads, max(1, self.nest.mapping.num)
+        if isinstance(most, int) and self.are_narrow([p for _, pieces in groups for p in pieces], most):
+            turns = max(turns, NARROW_TURNS)
         share = threads * turns
         block, thread = self.nest.start(tirx.floordiv(most + share - 1, share), threads)
         first = b.bind(block * share + thread)
@@ -182,6 +203,13 @@ class VectorLoops:
                 self.flat_items(first, turns, count, whole or turns == 1, together)
             self.nest.values.forget()
             self.nest.values.cells.clear()
+
+    def are_narrow(self, pieces: Sequence[Piece], count: int) -> bool:
+        """Tell whether threads with one vector each would ask for too few bytes at a time, of many."""
+        graph, device = self.nest.graph, self.nest.dialect.device
+        size = max(element_bytes(graph, piece.value) * piece.width for piece in pieces)
+        full = count >= NARROW_TURNS * device.units * RESIDENT
+        return full and size <= NARROW_BYTES and not self.nest.reductions()
 
     def flat_items(self, first: Expr, turns: int, count: Expr, within: bool, plans: Sequence[Piece]) -> None:
         """Emit a thread's vectors of pieces with equal numbers of vectors; shared operands are read once.
