@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 from tvm import tirx
 
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.column_reductions import ColumnReductions
 from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.element_types import stored_type
-from ladder.lower.chain.gpu_nest import LINE, GpuNest, known, same
+from ladder.lower.chain.gpu_nest import GpuNest, known, same
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, uses
@@ -52,19 +51,8 @@ Places = dict[Any, tuple[Expr, Index]]
 """Extents -> (number of the vector in its row, index of the row)."""
 
 
-NARROW_BYTES, NARROW_TURNS, RESIDENT = 4, 4, 2048
-"""Bytes of a vector up to which a thread takes several, how many, and the threads of a multiprocessor."""
-
-
-def touched(size: int, width: int) -> float:
-    """Return the lines that a warp's lanes touch whose elements, of ``size`` bytes, lie ``width`` apart."""
-    return max(1.0, 32 * size * width / LINE)
-
-
-def element_bytes(graph: Graph, value: str) -> int:
-    """Return the bytes of an element of a value in memory."""
-    return BYTES.get(stored_type(graph.tile(value).ttype.name), 16)
-
+NARROW_TURNS, RESIDENT = 4, 2048
+"""Single elements that a thread takes where each is of 16 bits or less, and threads of a multiprocessor."""
 
 LONG = ("sin", "cos", "pow")
 """Functions of a hundred instructions and more."""
@@ -114,10 +102,7 @@ class VectorLoops:
     def instructions(
         self, value: str, merged: int, width: int, piece: tuple[Expr, Expr] | None = None
     ) -> float:
-        """Return the lines of 128 bytes per element that a warp's accesses touch, one each at least.
-
-        Vectors run along the last ``merged`` axes. What lies unaligned is read in single elements, those of
-        long vectors far apart.
+        """Return the memory instructions per element if vectors run along the last ``merged`` axes.
 
         piece: Where those of the last axis begin and end; None: all of them.
         """
@@ -136,16 +121,15 @@ class VectorLoops:
             crossed = merged > 1 and any(uses(part, (chunk,)) for c in nest.values.open for part in c)
         if crossed or len({len(row) for row in reads}) > 1:
             return float("inf")
-        total = touched(element_bytes(nest.graph, value), width)
+        total = 1.0
         for column in zip(*reads, strict=True):
             name, base = column[0]
             steps = [nest.values.simplified(at - base) for _, at in column]
             along = all(step == lane for lane, step in enumerate(steps))
-            lines = touched(element_bytes(nest.graph, name), width)
-            if all(step == 0 for step in steps):
+            if all(step == 0 for step in steps) or (along and nest.vectors.is_aligned(name, base, width)):
                 total += 1
             else:
-                total += lines if along and nest.vectors.is_aligned(name, base, width) else width * lines
+                total += width
         return total / width
 
     def emit(self) -> None:
@@ -205,11 +189,12 @@ class VectorLoops:
             self.nest.values.cells.clear()
 
     def are_narrow(self, pieces: Sequence[Piece], count: int) -> bool:
-        """Tell whether threads with one vector each would ask for too few bytes at a time, of many."""
-        graph, device = self.nest.graph, self.nest.dialect.device
-        size = max(element_bytes(graph, piece.value) * piece.width for piece in pieces)
-        full = count >= NARROW_TURNS * device.units * RESIDENT
-        return full and size <= NARROW_BYTES and not self.nest.reductions()
+        """Tell whether threads of one element each would ask for too few bytes at a time, of many."""
+        graph, full = self.nest.graph, NARROW_TURNS * self.nest.dialect.device.units * RESIDENT
+        types = [graph.tile(piece.value).ttype.name for piece in pieces]
+        small = all(BYTES.get(stored_type(name), 4) <= 2 for name in types)
+        alone = small and all(piece.width == 1 for piece in pieces) and len(graph.inputs) == 1
+        return alone and count >= full and not self.nest.reductions()
 
     def flat_items(self, first: Expr, turns: int, count: Expr, within: bool, plans: Sequence[Piece]) -> None:
         """Emit a thread's vectors of pieces with equal numbers of vectors; shared operands are read once.
