@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
+from math import log2, prod
 
 import numpy as np
 
@@ -19,12 +19,12 @@ SECTOR = 32
 BURST = 64
 """Bytes that memory brings at least: of rows of which a block reads a few columns, others have the rest."""
 
-LINE, NARROW = 128, 1.45
-"""Bytes side by side below which blocks of columns read memory slower, and how many times."""
+NARROW = ((64, 2.2), (128, 1.25))
+"""Bytes side by side up to which blocks of columns read slower, and how many times."""
 
 WARP = 32
 
-JOIN = 20e-9
+JOIN = 40e-9
 """Seconds in which a lane takes what a warp found, of reductions along an axis before the last."""
 
 LEAST_BYTES = 2.0
@@ -210,6 +210,7 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     nbytes, read = far_bytes(graph)
     near = nbytes <= machine.resident
     bandwidth = machine.cache if near else machine.device
+    reduced = sum(isinstance(step, Compute) and step.kind == "reduce" for step in graph.steps)
     issue = operations(graph) / machine.issue * idle_lanes(graph)
     waits = found.syncs["block"] * machine.sync + found.syncs["warp"] * machine.sync / 5
     life = (
@@ -219,17 +220,25 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     )
     if graph.mapping.across:
         life += JOIN * graph.mapping.lanes / machine.wave
-        waits += 4 * machine.sync * sum(isinstance(s, Compute) and s.kind == "reduce" for s in graph.steps)
+        waits += 4 * machine.sync * reduced
+        issue += reduced * exchanges(graph, machine) / machine.issue
     lanes = machine.units * machine.resident_lanes
     flight = (
         read * life / (lanes * bytes_per_lane(graph)) * (idle_lanes(graph) if graph.mapping.across else 1)
     )
-    if graph.mapping.across and not near and _segment(graph) < LINE:
-        bandwidth /= NARROW
+    if graph.mapping.across:
+        bandwidth /= next((times for most, times in NARROW if _segment(graph) <= most), 1.0)
     memory = max(nbytes / bandwidth, inflated / machine.cache, flight)
     work = max(memory, issue) * max(1.0, machine.units / blocks)
     busy = float((work**3 + (blocks * machine.block) ** 3) ** (1 / 3))
     return found.launches * machine.launch + busy + (turns - 1) * machine.turn + waits
+
+
+def exchanges(graph: MovementGraph, machine: Machine) -> float:
+    """Return the shuffles of all lanes in which blocks of columns end one reduction."""
+    mapping = graph.mapping
+    beside = min(machine.wave, max(2, mapping.lanes // mapping.across))
+    return launch_shape(graph)[0] * mapping.lanes * mapping.num * log2(beside)
 
 
 def _segment(graph: MovementGraph) -> float:
