@@ -15,6 +15,8 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.ir.shapes import replaced
+from ladder.rewrite.axis_rules import JOIN_FOLDING
+from ladder.rewrite.rules import rewrite
 
 COMBINING = {"reduce_sum": "add", "reduce_max": "maximum"}
 """Reduction -> what combines two elements."""
@@ -39,7 +41,9 @@ def written_out(graph: Graph) -> Graph:
     def one(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
         return _in_parts(builder, node, inputs[0]) if node.name in short else None
 
-    return replace(transformed(graph, one), grid=graph.grid) if short else graph
+    if not short:
+        return graph
+    return rewrite(replace(transformed(graph, one), grid=graph.grid), JOIN_FOLDING)
 
 
 def _is_short(graph: Graph, node: Node) -> bool:

@@ -72,7 +72,7 @@ TURNING = rewriting("attention writes a token's heads side by side", TURNED)
 
 ROWS = (
     Pass("write short reductions out", written_out),
-    rewriting("functions of rows", ROW_SINKING + JOIN_FOLDING + LAYOUT_FOLDING),
+    rewriting("functions of rows", ROW_SINKING + LAYOUT_FOLDING),
 )
 
 IMAGES = (

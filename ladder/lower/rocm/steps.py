@@ -217,8 +217,11 @@ class DotStep(WaveStep):
             if getattr(weights, "value", None) == 0:  # takes no part
                 continue
             operands = [as_type(register, self.operand) for register in (weights, activations)]
-            total = intrinsic(kind, self.named(weight), *ARGUMENTS[self.immediates](*operands, total))
+            total = self.product(kind, self.named(weight), operands, total)
         b.store(acc, as_type(total, str(acc.dtype)), totals[0])
+
+    def product(self, kind: str, name: str, operands: list[Expr], sums: Expr) -> Expr:
+        return intrinsic(kind, name, *ARGUMENTS[self.immediates](*operands, sums))
 
 
 LLVM_FP8 = {"fp8_e4m3": "fp8", "fp8_e5m2": "bf8"}
