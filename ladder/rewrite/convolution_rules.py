@@ -228,7 +228,7 @@ def _join_pixels(match: Match) -> str | None:
     """``reshape(transpose(x))`` whose channels are what x has last, or a part of it -> turned reshape of x.
 
     Elements of a place may go between those of its neighbours along the other axes, as in ``pixel_shuffle``.
-    What has the last axis of x last already stays.
+    A sequence that has the last axis of x last already stays.
     """
     permutation, inner = match.attributes("moved")["permutation"], match.tile("x").shape
     shape = match.root.tile.shape
@@ -243,7 +243,8 @@ def _join_pixels(match: Match) -> str | None:
         return None
     moved = [[permutation[at] for at in run] for run in runs]
     last = len(inner) - 1
-    if last not in moved[1] and (last in moved[-1] or min(moved[1]) < _split_from(match)):
+    stays = len(shape) == 3 and last in moved[-1]
+    if last not in moved[1] and (stays or min(moved[1]) < _split_from(match)):
         return None
     return _turned_reshape(match, [axis for run in (moved[0], *moved[2:], moved[1]) for axis in run], shape)
 
