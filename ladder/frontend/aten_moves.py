@@ -50,8 +50,8 @@ def _bordered(border: Border) -> Row:
     return row
 
 
-MOST_STRETCHED = 4
-"""Factor up to which images are interpolated by kernels of ours: each phase has code of its own."""
+STRETCHED = (1, 2, 4)
+"""Factors by which kernels of ours interpolate: their weights are exact; each phase has code of its own."""
 
 
 def _upsampled(im: Importer, out: str, x: str, sizes: Sequence[Extent], name: str, *options: Any) -> Any:
@@ -65,7 +65,7 @@ def _upsampled(im: Importer, out: str, x: str, sizes: Sequence[Extent], name: st
     if name in ("upsample_bilinear2d", "upsample_linear1d") and options[0] is False:
         known = all(isinstance(extent, int) and extent for extent in im.shape(x))
         ours = known and not im.on_cpu and out in ("float32", "float16", "bfloat16")
-        return _interpolated(im, out, x, factors, kept) if ours and max(factors) <= MOST_STRETCHED else None
+        return _interpolated(im, out, x, factors, kept) if ours and {*factors} <= {*STRETCHED} else None
     if "nearest" not in name:
         return None
     return im.repeat_elements(x, [1] * kept + factors)

@@ -62,13 +62,13 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], int]] =
         [(2, 3, 5, 8), (2, 4, 10, 16)],
         1,
     ),
-    "three and four times": (
-        lambda x: F.interpolate(x, (15, 32), mode="bilinear", align_corners=False),
+    "two and four times": (
+        lambda x: F.interpolate(x, (10, 32), mode="bilinear", align_corners=False),
         [(2, 3, 5, 8)],
         1,
     ),
     "one pixel": (lambda x: F.interpolate(x, scale_factor=4, mode="bilinear"), [(2, 3, 1, 1)], 2),
-    "longer signals": (lambda x: F.interpolate(x, 6, mode="linear"), [(1, 2, 3)], 1),
+    "longer signals": (lambda x: F.interpolate(x, 12, mode="linear"), [(1, 2, 3)], 1),
     "reflected by one": (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect") * 2, [(2, 3, 9, 16)], 1),
     "every second": (gated, [(6, 192)], 1),
     "mean of grays": (gray, [(2, 3, 40, 32)], 2),
