@@ -164,7 +164,7 @@ class GpuNest(Nest):
         }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.values.encoded = dialect.encoded
-        self.alone = False
+        self.alone, self.works_together = False, computed_apart(graph) < WORK_APART
         widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
         self.window_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
         """Neighbouring elements of the results of windows that a thread has."""
@@ -260,7 +260,7 @@ class GpuNest(Nest):
             self.store_vector(value, places)
             self.vectors.width, self.vectors.words = 1, words
 
-        if width == 1 or (self.decided_alike(value, places) and computed_apart(self.graph) < WORK_APART):
+        if width == 1 or (self.works_together and self.decided_alike(value, places)):
             body()
             return
         self.branched(value, places[0], (), body)  # nothing is loaded while conditions are looked for
