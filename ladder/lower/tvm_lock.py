@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ladder.forks import renewed
+from ladder.lower.tvm_import import import_tvm
 
 _lock = renewed(threading.Lock())
 _mine = threading.local()
@@ -14,8 +15,9 @@ _mine = threading.local()
 
 @contextmanager
 def tvm_lock() -> Iterator[None]:
-    """Hold the lock: two kernels are never emitted at once."""
+    """Hold the lock, with TVM imported: two kernels are never emitted at once."""
     with _lock:
+        import_tvm()
         _mine.held = True
         try:
             yield

@@ -6,7 +6,6 @@ Only a miss of both caches imports the compiler.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
 from ladder.forks import renewed
+from ladder.garbage import uncollected
 from ladder.installation import cache_root
 from ladder.ir.gemm import Gemm
 from ladder.runtime import ahead
 from ladder.runtime.build import Job, Kernel, find_or_build, forget_kernels, load_entry, missing
 from ladder.runtime.cache import Identity, KernelCache, cache_key
-from ladder.runtime.compiler_start import compiler_beside
 from ladder.runtime.kernel import CompiledGemm, Later
 from ladder.runtime.packed import gemm_from_dict, own_order
 from ladder.runtime.spills import least_spilling, warn_of_spills
@@ -177,7 +176,7 @@ def _load(request: Request, where: torch.device | None) -> CompiledGemm:
             f"kernels for {request.target.name} are compiled and saved, not run here: TVM's wheel has no"
             " ROCm runtime; use `lower` and `export`, or `ladder.simulate`"
         )
-    with _uncollected():
+    with uncollected():
         plan = plan_for(request)
     later: dict[Schedule, Later] = {}
     for limit, schedule in plan.entries:
@@ -191,19 +190,6 @@ def _load(request: Request, where: torch.device | None) -> CompiledGemm:
     )
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect no garbage in the block: a tenth of a first call would look at all of torch again."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def _entry(request: Request, plan: Plan, m: int) -> Any:
     """Return the loaded kernel of a plan that serves M = ``m``, or one that takes its place since it spills.
 
@@ -211,7 +197,7 @@ def _entry(request: Request, plan: Plan, m: int) -> Any:
     would take cores from the kernels.
     """
     family = family_of(request.target)
-    with _lock, _uncollected():
+    with _lock, uncollected():
         (kernel,) = _kernels_of(request, Plan(((ANY_M, plan.schedule_for(m)),)))
         if kernel.spilled and request.plan is None:
             _, (kernel,) = obtain(serving(request, m))
@@ -306,9 +292,7 @@ def _choose(request: Request) -> Plan:
     if gemm.experts:
         # Experts with M tokens each are as much work as M tokens by the rows of all experts.
         gemm = replace(gemm, n=gemm.n * min(gemm.experts, gemm.slots or gemm.experts), experts=1)
-    # Plans of CPUs are chosen at once, and their kernels may be in the cache.
-    with compiler_beside() if device.is_gpu else contextlib.nullcontext():
-        return make_plan(gemm, device, tuning_database())
+    return make_plan(gemm, device, tuning_database())
 
 
 def tuning_database() -> TuningDatabase:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -39,22 +37,11 @@ from ladder.capture.values.tensors import (
     run_at,
 )
 from ladder.faults import tolerated
+from ladder.garbage import uncollected
 from ladder.interrupts import pass_on
 
 
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Put garbage collection off: what a record is made of stays, and is much to look through."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@_no_collection()
+@uncollected()
 def emit(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None = None) -> Record:
     """Return the record of the segment, which ends with `ending`: at `graph_break`, if there is one.
 
