@@ -21,9 +21,8 @@ from user_types import user_type
 import ladder
 from ladder.api.lowered import Lowered
 from ladder.api.problem import gemm_for
-from ladder.cli.operands import Operands, cancellation, make_operands
+from ladder.cli.operands import cancellation, make_operands
 from ladder.cli.problem import Problem
-from ladder.ir.gemm import Gemm
 from ladder.lower import builder as b
 from ladder.lower.build import emit_quantizer
 from ladder.lower.rocm import dialect as d
@@ -31,7 +30,6 @@ from ladder.runtime.compile import ANY_M, Request
 from ladder.runtime.packed import pack
 from ladder.runtime.tokens import quantize_tokens
 from ladder.simulate import operator, simulate_launch
-from ladder.simulate.gcn.listing import GcnError
 from schedules.legal import is_legal
 from schedules.policy import rank
 from schedules.quantization import Quantization
@@ -250,27 +248,12 @@ def test_all_products(arch: str, weight: str, long_test: None) -> None:
         exact = operands.x.double().numpy() @ np.asarray(operands.weight.dequantize("float64")).T
         if operands.token_scale is not None:
             exact = exact * operands.token_scale.double().numpy()[:, None]
-        result, schedule = _first_without_spills(form, gemm, operands, exact, fitting)
-        assert not result.findings, f"{arch} {weight} {activation} {schedule}: {result.report()}"
-
-
-def _first_without_spills(
-    form: Problem, gemm: Gemm, operands: Operands, exact: np.ndarray, schedules: list[Any]
-) -> tuple[Any, Any]:
-    """Execute the first of some schedules whose code keeps to registers, as plans choose it."""
-    for schedule in schedules:
-        lowered = Lowered(Request(gemm, form.device.name, Plan(((ANY_M, schedule),))))
-        try:
-            result = operator.simulate(
-                lowered, operands.x, pack(gemm, form.device, operands.weight), None, operands.token_scale,
-                expected=exact, cancellation=cancellation([operands], exact), stage="code",
-            )  # fmt: skip
-        except GcnError as error:
-            if "scratch" not in str(error):
-                raise
-            continue
-        return result, schedule
-    raise AssertionError(f"every schedule spills: {gemm}")
+        result = operator.simulate(
+            Lowered(Request(gemm, device.name, Plan(((ANY_M, fitting[0]),)))),
+            operands.x, pack(gemm, device, operands.weight), None, operands.token_scale,
+            expected=exact, cancellation=cancellation([operands], exact), stage="code",
+        )  # fmt: skip
+        assert not result.findings, f"{arch} {weight} {activation} {fitting[0]}: {result.report()}"
 
 
 @pytest.mark.slow

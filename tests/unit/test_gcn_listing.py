@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from ladder.simulate.amd.wmma import CORES
 from ladder.simulate.gcn.host import written_bytes
 from ladder.simulate.gcn.launch import Program
 from ladder.simulate.gcn.listing import (
+    EXEC,
     VCC,
     GcnError,
     Listing,
@@ -15,7 +19,7 @@ from ladder.simulate.gcn.listing import (
     parse_instruction,
     parse_listing,
 )
-from ladder.simulate.gcn.wave import Wave
+from ladder.simulate.gcn.wave import LANES, Wave
 
 
 @pytest.mark.parametrize(
@@ -152,3 +156,43 @@ def test_signs_and_constants_count(line: str, expected: list[int]) -> None:
 def test_what_instructions_would_ignore_is_refused(line: str) -> None:
     with pytest.raises(GcnError, match="emulator"):
         Program(Listing("k", [parse_instruction(line)]))
+
+
+BUFFER = "buffer_{}_dword {}, s[0:3], 0 offset:8"
+
+
+@pytest.mark.parametrize(
+    ("store", "load", "first", "loaded"),
+    [
+        ("scratch_store_dwordx2 off, v[2:3], off", "scratch_load_dwordx2 v[0:1], off, off", 5, 5),
+        ("scratch_store_dword v1, v2, s33 offset:4", "scratch_load_dword v0, off, off offset:8", 5, 5),
+        ("scratch_store_short_d16_hi off, v2, off", "scratch_load_sshort v0, off, off", 9 << 28, 0xFFFF9000),
+        ("scratch_store_byte off, v2, off", "scratch_load_ubyte_d16_hi v0, off, off", 5, 0x5FFFF),
+        (BUFFER.format("store", "v2, off"), BUFFER.format("load", "v0, off"), 5, 5),
+        (BUFFER.format("store", "v2, v1") + " offen", BUFFER.format("load", "v0, off"), 5, 5),
+    ],
+)  # fmt: skip
+def test_scratch_is_memory_of_each_lane(store: str, load: str, first: int, loaded: int) -> None:
+    """What was spilled comes back, in lanes that were active; registers begin as ones, as memory does."""
+    wave = Wave(SimpleNamespace(stores_apart=False), 0)
+    wave.scratch = np.full((LANES, 16), 0xFF, np.uint8)
+    wave.v[1], wave.v[2], wave.v[3], wave.s[33] = 0, first, 7, 4
+    wave.set_scalar(EXEC, wave.every - 2, 2)
+    for step in Program(Listing("k", [parse_instruction(line) for line in (store, load)])).steps:
+        step(wave)
+    assert [int(word) for word in wave.v[0, :3]] == [loaded, 0xFFFFFFFF, loaded]
+    assert [entry.kind for entry in wave.vector_memory] == ["scratch"] * 2
+    assert wave.pending >= {0}
+
+
+def test_scratch_ends() -> None:
+    found: list[tuple[str, str]] = []
+    wave = Wave(SimpleNamespace(stores_apart=True, report=lambda *given: found.append(given)), 0)
+    wave.scratch = np.zeros((LANES, 8), np.uint8)
+    line = "scratch_store_dwordx2 off, v[2:3], off offset:4"
+    (step,) = Program(Listing("k", [parse_instruction(line)])).steps
+    step(wave)
+    assert found == [("out of bounds", line)]
+    assert not wave.scratch.any()
+    with pytest.raises(GcnError, match="buffer"):
+        Program(Listing("k", [parse_instruction("buffer_load_dword v0, v1, s[4:7], 0 offen")]))

@@ -23,6 +23,8 @@ from ladder.simulate.gcn.wave import Wave
         ("global_load_d16_hi_b16 v1, v[2:3], off", "global_load_ushort_d16_hi"),
         ("global_load_d16_i8 v1, v[2:3], off", "global_load_sbyte_d16"),
         ("global_store_d16_hi_b16 v[2:3], v1, off", "global_store_short_d16_hi"),
+        ("scratch_load_b128 v[0:3], off, s2", "scratch_load_dwordx4"),
+        ("scratch_store_b32 off, v0, off", "scratch_store_dword"),
         ("ds_load_2addr_stride64_b32 v[0:1], v2 offset1:1", "ds_read2st64_b32"),
         ("ds_store_2addr_b32 v2, v3, v4 offset1:1", "ds_write2_b32"),
         ("ds_store_b128 v2, v[4:7]", "ds_write_b128"),

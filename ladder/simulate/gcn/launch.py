@@ -13,7 +13,7 @@ import numpy as np
 from ladder.simulate.amd.mfma import Core
 from ladder.simulate.amd.wmma import CORES, HalfCore
 from ladder.simulate.findings import Finding
-from ladder.simulate.gcn import memory, packed, rdna, scalar, vector
+from ladder.simulate.gcn import memory, packed, rdna, scalar, scratch, vector
 from ladder.simulate.gcn.listing import TEMPORARY, GcnError, Instruction, Listing, parse_listing
 from ladder.simulate.gcn.wave import LANES, Wave
 from ladder.simulate.values import Array
@@ -93,6 +93,7 @@ class Program:
         return (
             scalar.translate(i, self.listing.labels)
             or memory.translate(i)
+            or scratch.translate(i)
             or packed.translate(i)
             or vector.translate(i)
             or rdna.translate(i)
@@ -185,6 +186,7 @@ def _set_up(wave: Wave, listing: Listing, kernarg: int, group: int) -> None:
     if getattr(wave.group.core, "split", False):  # RDNA4
         wave.s[TEMPORARY + 9] = group
         wave.scalar_memory = deque()
+    wave.scratch = np.full((LANES, listing.settings["private_segment_fixed_size"]), 0xFF, np.uint8)
     wave.v[0] = np.arange(LANES, dtype=np.uint32) + np.uint32(wave.number * wave.lanes)
 
 

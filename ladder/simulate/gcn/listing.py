@@ -26,7 +26,20 @@ NAMED |= {f"ttmp{i}": (TEMPORARY + i, 1) for i in range(16)}
 
 REGISTER = re.compile(r"([vas])(?:(\d+)(\.[lh])?|\[(\d+):(\d+)\])")
 MODIFIER = re.compile(r"\b([a-z]\w*):(\[[^\]]*\]|\S+)")
-FLAGS = {"off", "glc", "slc", "sc0", "sc1", "nt", "clamp", "row_mirror", "row_half_mirror", "gds", "lds"}
+FLAGS = {
+    "off",
+    "offen",
+    "glc",
+    "slc",
+    "sc0",
+    "sc1",
+    "nt",
+    "clamp",
+    "row_mirror",
+    "row_half_mirror",
+    "gds",
+    "lds",
+}
 SUFFIXES = ("_e32", "_e64_dpp", "_e64", "_dpp", "_sdwa")
 
 

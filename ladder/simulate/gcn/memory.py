@@ -124,13 +124,13 @@ def _global_load(i: Instruction) -> Step:
 
     def step(w: Wave) -> None:
         found = _loaded(w, i, np.broadcast_to(address(w), LANES), w.mask, width)
-        _to_registers(w, to, found, kind, (low, high))
+        to_registers(w, to, found, kind, (low, high))
         w.issue(w.vector_memory, Outstanding(i.text, "global", results))
 
     return step
 
 
-def _to_registers(w: Wave, to: Operand, found: Array, kind: str, halves: tuple[bool, bool]) -> None:
+def to_registers(w: Wave, to: Operand, found: Array, kind: str, halves: tuple[bool, bool]) -> None:
     """Write loaded bytes to registers, extended to words or, if ``halves``, as one half of one."""
     if found.shape[1] >= 4:
         for at, word in enumerate(np.ascontiguousarray(found).view(np.uint32).T):
@@ -146,7 +146,7 @@ def _to_registers(w: Wave, to: Operand, found: Array, kind: str, halves: tuple[b
     store_words(to)(w, wide)
 
 
-def _from_registers(operand: Operand, width: int, shift: int = 0) -> Callable[[Wave], Array]:
+def from_registers(operand: Operand, width: int, shift: int = 0) -> Callable[[Wave], Array]:
     """Return what reads ``[lanes, width]`` bytes to store."""
     parts = [words(Operand(operand.kind, operand.index + at)) for at in range(-(-width // 4))]
 
@@ -161,7 +161,7 @@ def _global_store(i: Instruction) -> Step:
     kind = i.op.removeprefix("global_store_")
     shift = 16 if kind.endswith("_d16_hi") else 0
     width = WIDTHS[kind.removesuffix("_d16_hi")]
-    data = _from_registers(i.operands[1], width, shift)
+    data = from_registers(i.operands[1], width, shift)
     moved = Instruction(i.text, i.op, i.form, (i.operands[1], i.operands[0], *i.operands[2:]), i.modifiers)
     address = _addresses(moved, 1)
 
@@ -260,7 +260,7 @@ def _local_read(i: Instruction) -> Step:
             lanes, at = _local_access(w, i, place, width, False)
             found = np.zeros((LANES, width), np.uint8)
             found[lanes] = w.group.local.bytes[at]
-            _to_registers(w, Operand(to.kind, to.index + number * (width // 4)), found, kind, (False, False))
+            to_registers(w, Operand(to.kind, to.index + number * (width // 4)), found, kind, (False, False))
         w.issue(w.local_memory, Outstanding(i.text, "lds read", results))
 
     return step
@@ -270,7 +270,7 @@ def _local_write(i: Instruction) -> Step:
     width, _ = _local_width(i)
     shift = 16 if i.op.endswith("_d16_hi") else 0
     places = _local_places(i, 0, width)
-    sources = [_from_registers(operand, width, shift) for operand in i.operands[1 : 1 + len(places)]]
+    sources = [from_registers(operand, width, shift) for operand in i.operands[1 : 1 + len(places)]]
 
     def step(w: Wave) -> None:
         for place, data in zip(places, sources, strict=True):
@@ -325,8 +325,18 @@ def translate(i: Instruction) -> Step | None:
 
 
 def is_vector_load(i: Instruction) -> bool:
-    """Tell whether an instruction loads from global memory: such loads return in order."""
-    return i.op.startswith("global_load")
+    """Tell whether an instruction loads from global or scratch memory: such loads return in order."""
+    return i.op.startswith(("global_load", "scratch_load", "buffer_load"))
 
 
-__all__ = ["LocalMemory", "Read", "Space", "is_vector_load", "require_whole", "translate"]
+__all__ = [
+    "WIDTHS",
+    "LocalMemory",
+    "Read",
+    "Space",
+    "from_registers",
+    "is_vector_load",
+    "require_whole",
+    "to_registers",
+    "translate",
+]

@@ -39,19 +39,19 @@ KINDS = {"u": "u", "i": "s"}
 CARRIES = {"add": "addc", "sub": "subb", "subrev": "subbrev"}
 
 RENAMED: tuple[tuple[str, str], ...] = (
-    (r"(s|global)_load_b32", r"\1_load_dword"),
-    (r"global_store_b32", "global_store_dword"),
-    *((rf"(s|global)_(load|store)_b{32 * n}", rf"\1_\2_dwordx{n}") for n in (2, 3, 4, 8, 16)),
-    *((rf"(s|global)_load_{ours}8", rf"\1_load_{theirs}byte") for ours, theirs in KINDS.items()),
-    *((rf"(s|global)_load_{ours}16", rf"\1_load_{theirs}short") for ours, theirs in KINDS.items()),
-    *((f"global_load_d16_{ours}8", f"global_load_{theirs}byte_d16") for ours, theirs in KINDS.items()),
-    *((f"global_load_d16_hi_{ours}8", f"global_load_{theirs}byte_d16_hi") for ours, theirs in KINDS.items()),
-    (r"global_load_d16_b16", "global_load_ushort_d16"),
-    (r"global_load_d16_hi_b16", "global_load_ushort_d16_hi"),
-    (r"global_store_b8", "global_store_byte"),
-    (r"global_store_b16", "global_store_short"),
-    (r"global_store_d16_hi_b8", "global_store_byte_d16_hi"),
-    (r"global_store_d16_hi_b16", "global_store_short_d16_hi"),
+    (r"(s|global|scratch)_(load|store)_b32", r"\1_\2_dword"),
+    *((rf"(s|global|scratch)_(load|store)_b{32 * n}", rf"\1_\2_dwordx{n}") for n in (2, 3, 4, 8, 16)),
+    *((rf"(s|global|scratch)_load_{ours}8", rf"\1_load_{theirs}byte") for ours, theirs in KINDS.items()),
+    *((rf"(s|global|scratch)_load_{ours}16", rf"\1_load_{theirs}short") for ours, theirs in KINDS.items()),
+    *(
+        (rf"(global|scratch)_load_(d16|d16_hi)_{ours}8", rf"\1_load_{theirs}byte_\2")
+        for ours, theirs in KINDS.items()
+    ),
+    (r"(global|scratch)_load_(d16|d16_hi)_b16", r"\1_load_ushort_\2"),
+    (r"(global|scratch)_store_b8", r"\1_store_byte"),
+    (r"(global|scratch)_store_b16", r"\1_store_short"),
+    (r"(global|scratch)_store_d16_hi_b8", r"\1_store_byte_d16_hi"),
+    (r"(global|scratch)_store_d16_hi_b16", r"\1_store_short_d16_hi"),
     (r"ds_load_2addr_stride64_(b\d+)", r"ds_read2st64_\1"),
     (r"ds_load_2addr_(b\d+)", r"ds_read2_\1"),
     (r"ds_store_2addr_stride64_(b\d+)", r"ds_write2st64_\1"),

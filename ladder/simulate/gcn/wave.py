@@ -35,7 +35,7 @@ class Outstanding:
     """A memory instruction that no wait has covered yet.
 
     text: The instruction.
-    kind: ``"global"``, ``"lds read"``, ``"lds write"``, ``"exchange"`` or ``"scalar"``.
+    kind: ``"global"``, ``"scratch"``, ``"lds read"``, ``"lds write"``, ``"exchange"`` or ``"scalar"``.
     results: Registers that it will write.
     """
 
@@ -58,6 +58,7 @@ class Wave:
         self.v = np.full((256, LANES), ONES, np.uint32)
         self.a = np.full((256, LANES), ONES, np.uint32)
         self.s = [0] * 128  # that of ``null`` stays 0
+        self.scratch = np.zeros((LANES, 0), np.uint8)
         self.scc = 0
         self.pc = 0
         self.mask = np.ones(LANES, np.bool_)
