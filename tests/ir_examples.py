@@ -33,11 +33,13 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "iota": ((), {"extent": 5, "axis": 1, "rank": 2, "begin": 3, "step": 2, "type": "int64"}),
     "size": ((), {"extent": 5, "type": "float32"}),
     "take": (((5, 6), (2, 3)), {}),
+    "gather": (((4, 5, 6), (2, 3)), {"axis": 1}),
     "put": (((4, 5, 6), (1,), (4, 1, 6)), {"axis": 1}),
     "attention": (((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)), {"scale": 0.25}),
     **dict.fromkeys(("select", "fused"), (((4, 6), (4, 6), (6,)), {})),
     **dict.fromkeys(
-        ("log", "log10", "log1p", "sin", "cos", "abs", "floor", "round", "erf", "negation"), (((4, 6),), {})
+        ("log", "log2", "log10", "log1p", "exp2", "sin", "cos", "abs", "floor", "round", "erf", "negation"),
+        (((4, 6),), {}),
     ),
     **dict.fromkeys(
         ("pow", "logaddexp", "quotient", "less", "less_equal", "equal", "both", "either"),

@@ -54,6 +54,7 @@ KEPT = (
     "select_scatter",
     "binary_cross_entropy",
     "roll",
+    "linalg_cross",
     "linspace",
     *(f"{border}_pad{axes}d" for border in ("reflection", "replication") for axes in (1, 2, 3)),
 )

@@ -13,7 +13,6 @@ from ladder.frontend.image_norms import normalised_groups
 from ladder.frontend.importer import Importer, Row, wide_of
 from ladder.frontend.transposed_convolution import Axis, transposed_convolution
 from ladder.frontend.windows import spread_over, window_indexing
-from ladder.ir.build import node_attributes
 from ladder.ir.extents import floordiv, product
 
 
@@ -36,27 +35,6 @@ def _product_and_bias(
     found = im.arithmetic("add", [_product(im, out, a, b), bias], out)
     im.precise = before
     return found
-
-
-def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
-    """Only rows of a matrix that are counted up from 0 or more: all else stays a library call.
-
-    There negative numbers count from the end.
-    """
-    if len(indices) != 1 or len(im.shape(x)) != 2 or not _counts_up(im, indices[0]):
-        return None
-    return im.g.add("take", x, indices[0])
-
-
-def _counts_up(im: Importer, ids: str) -> bool:
-    """Tell whether numbers are those of an ``arange``, the first not negative, in any shape."""
-    node = im.g.node(ids)
-    while node.operator in ("reshape", "expand", "cast"):
-        node = im.g.node(node.inputs[0])
-    if node.operator != "iota" or im.ttype(ids) not in ("int64", "int32"):
-        return False
-    begin, step = (node_attributes(node)[name] for name in ("begin", "step"))
-    return step > 0 and (begin.isidentifier() if isinstance(begin, str) else begin >= 0)
 
 
 def _rows_put(
@@ -329,8 +307,6 @@ MODEL_ROWS: dict[str, Row] = {
     "bmm.default": _product,
     "addmm.default": _product_and_bias,
     "baddbmm.default": _product_and_bias,
-    "embedding.default": lambda im, out, table, ids, *_: im.g.add("take", table, ids),
-    "index.Tensor": _indexed,
     "index_put.default": _rows_put,
     "index_copy.default": _rows_copied,
     "quantize_tokens.default": _token_codes,

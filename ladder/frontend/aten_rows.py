@@ -15,6 +15,7 @@ import torch
 
 from ladder.frontend.aten_bits import BITS
 from ladder.frontend.aten_functions import FUNCTIONS
+from ladder.frontend.aten_gathers import GATHERS
 from ladder.frontend.aten_moves import MOVES
 from ladder.frontend.aten_reductions import REDUCTIONS
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
@@ -411,8 +412,8 @@ ROWS: dict[str, Row] = {
     **{
         f"{name}.default": _floats(row)
         for name, row in {
-            **{name: name for name in ("exp", "log", "log10", "sqrt", "rsqrt", "tanh", "sigmoid")},
-            "silu": "silu",
+            **{name: name for name in ("exp", "exp2", "log", "log2", "log10", "sqrt", "rsqrt", "tanh")},
+            **{name: name for name in ("sigmoid", "silu")},
         }.items()
     },
     **{f"{name}.default": _trigonometric(name) for name in ("sin", "cos")},
@@ -462,6 +463,7 @@ ROWS: dict[str, Row] = {
     "select_scatter.default": _put_one,
     **FUNCTIONS,
     **MOVES,
+    **GATHERS,
     **REDUCTIONS,
 }  # fmt: skip
 """Name and overload -> row."""

@@ -107,6 +107,23 @@ def _take(values: Values, attributes: Attributes) -> Any:
     return np.asarray(values[0])[np.asarray(values[1]).astype(np.int64)]
 
 
+def _gathered(tiles: Tiles, attributes: Attributes) -> Shape:
+    """Numbers of elements along an axis: ``x[i, ids[...], j]``, or along it ``x[i, ids[i, k, j], j]``."""
+    x, ids, axis = tiles[0].shape, tiles[1].shape, attributes["axis"]
+    if not 0 <= axis < len(x):
+        raise ShapeError(f"gather along axis {axis} cannot take {show_shape(x)}")
+    if not attributes["along"]:
+        return (*x[:axis], *ids, *x[axis + 1 :])
+    if len(ids) != len(x) or (*ids[:axis], *ids[axis + 1 :]) != (*x[:axis], *x[axis + 1 :]):
+        raise ShapeError(f"gather along axis {axis} cannot take {show_shape(x)}, {show_shape(ids)}")
+    return ids
+
+
+def _gather(values: Values, attributes: Attributes) -> Any:
+    x, ids, axis = np.asarray(values[0]), np.asarray(values[1]).astype(np.int64), attributes["axis"]
+    return np.take_along_axis(x, ids, axis) if attributes["along"] else np.take(x, ids, axis)
+
+
 def _put_shape(tiles: Tiles, attributes: Attributes) -> Shape:
     """Numbers ``ids[n]`` say where the ``n`` rows along ``axis`` go in what is otherwise of their shape."""
     base, ids, rows = (tile.shape for tile in tiles)
@@ -152,6 +169,8 @@ SOURCES = (
 ELEMENTWISE = (
     _other("log", 1, np.log, scalars.log, 8),
     _other("log10", 1, np.log10, scalars.log10, 20),
+    _other("log2", 1, np.log2, scalars.log2, 8),
+    _other("exp2", 1, np.exp2, scalars.exp2, 8),
     _other("log1p", 1, np.log1p, scalars.log_beyond_one, 20, doc="log(1 + x), of float32"),
     _other("logaddexp", 2, np.logaddexp, scalars.log_of_sum, 30, doc="log(exp(a) + exp(b)), of float32"),
     _other("sin", 1, np.sin, scalars.sin, 16),
@@ -184,6 +203,25 @@ ELEMENTWISE = (
     _other("select", 3, _choose, scalars.select, result_type=_branch_type),
 )
 
+GATHERS = (
+    Operator(
+        "gather",
+        (2, 2),
+        _gathered,
+        _gather,
+        None,
+        _named("gather"),
+        "other",
+        attributes={
+            "axis": Attribute("int"),
+            "along": Attribute("flag", False),
+            "from_end": Attribute("flag", False),
+        },
+        result_type=_table_type,
+        doc="elements by their numbers along an axis; ``along``: one of each row",
+    ),
+)
+
 LIBRARY = (
     Operator(
         "take", (2, 2), _taken, _take, None, _named("take"), "other", result_type=_table_type,
@@ -206,5 +244,5 @@ LIBRARY = (
     ),
 )  # fmt: skip
 
-MODEL_ROWS = (*SOURCES, *ELEMENTWISE, *LIBRARY)
+MODEL_ROWS = (*SOURCES, *ELEMENTWISE, *GATHERS, *LIBRARY)
 """All rows of this module."""

@@ -332,7 +332,8 @@ def _of_tir(name: str) -> Callable[..., Any]:
     return lambda *operands: getattr(_tirx(), name)(*operands)
 
 
-sqrt, log, log10, sin, cos, power = map(_of_tir, ("sqrt", "log", "log10", "sin", "cos", "pow"))
+sqrt, log, log10, log2 = map(_of_tir, ("sqrt", "log", "log10", "log2"))
+exp2, sin, cos, power = map(_of_tir, ("exp2", "sin", "cos", "pow"))
 floor, nearest = _of_tir("floor"), _of_tir("nearbyint")
 """The greatest whole number that is not above, and the nearest, the even one of two."""
 

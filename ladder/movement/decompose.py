@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from ladder.ir.build import GraphBuilder, node_attributes, prune, transformed
 from ladder.ir.extents import Shape
@@ -49,10 +50,27 @@ def _of_whole_operands(builder: GraphBuilder, node: Node, inputs: tuple[str, ...
     """Add a join as choices, an element-wise operator of operands of its result's shape."""
     if node.operator == "concat":
         return _joined(builder, node, inputs)
+    if node.operator == "gather":
+        return _gathered(builder, node, *inputs)
     if not get_operator(node.operator).elementwise:
         return None
     stretched = tuple(_stretched(builder, value, node.tile.shape) for value in inputs)
     return builder.copy(node, stretched)[0]
+
+
+def _gathered(builder: GraphBuilder, node: Node, x: str, ids: str) -> str:
+    """Read as many elements as a gather does, and its numbers: the first ones, for all that is known."""
+    shape, axis, along = node.tile.shape, *(node_attributes(node)[name] for name in ("axis", "along"))
+    read = [*map(int, builder.tile(x).shape)]
+    taken = prod(map(int, builder.tile(ids).shape if not along else shape[axis : axis + 1]))
+    begin, first = (0,) * len(read), [*read[:axis], min(taken, read[axis]), *read[axis + 1 :]]
+    found = builder.add("slice", x, begin=begin, shape=tuple(first), step=())
+    high = tuple(taken - first[axis] if at == axis else 0 for at in range(len(read)))
+    found = builder.add("pad", found, low=begin, high=high, value=0.0)
+    found = found if along else builder.add("reshape", found, shape=shape)
+    behind = 0 if along else len(read) - axis - 1
+    numbers = builder.add("reshape", ids, shape=(*map(int, builder.tile(ids).shape), *(1,) * behind))
+    return builder.add("select", _stretched(builder, numbers, shape), found, found)
 
 
 def _stretched(builder: GraphBuilder, value: str, shape: Shape) -> str:

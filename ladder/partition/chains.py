@@ -9,8 +9,8 @@ from math import ceil
 from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
-from ladder.ir.indexing import parse_indexing
 from ladder.partition.elements import lacking
+from ladder.partition.repeats import LONG_ON_CPUS, LONG_ON_GPUS, READS_ONCE, calls_again
 from ladder.partition.rows import REDUCTIONS, column_axes, loop_extents, row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
@@ -53,16 +53,6 @@ BLOCK_COLUMNS = 32
 
 SPLIT_RATIO = 16
 """Least ratio of the largest value of two chains to what one passes to the other, for two launches."""
-
-LONG_ON_CPUS = ("sin", "cos", "log", "log10", "pow")
-"""Functions that kernels for CPUs have the C library compute, element by element."""
-
-LONG_ON_GPUS = ("sin", "cos")
-"""Functions whose code is long on GPUs too, since it reduces arguments of any size: where many elements read
-one result, as heads read a rotary embedding's cosines, storing it is faster."""
-
-LEAST_READERS = 4
-"""Least number of readers of an element for which storing it costs less than a call for each."""
 
 
 class Chains:
@@ -188,14 +178,14 @@ class Chains:
         if self.returns(members):
             return "what lies between is computed elsewhere"
         if any(self.windows_recompute(name, members) for name in members):
-            return "windows would compute their elements several times"
+            return "windows and gathers would compute their elements several times"
         region, outputs = self.region(members)
         if any(sums_across(region, node) for node in region.nodes):
             return "sums across memory are stored before they are summed on"
         if self.units and any(sums_of_sums(region, node) for node in region.nodes):
             return "what is computed of many sums is stored before it is summed on"
-        called, elements = LONG_ON_GPUS if self.units else LONG_ON_CPUS, _elements(region, outputs)
-        if any(node.operator in called and calls_again(node, elements) for node in region.nodes):
+        called = LONG_ON_GPUS if self.units else LONG_ON_CPUS
+        if calls_again(region, outputs, called):
             return "functions of few elements are stored before many read them"
         if not _is_loop(region, outputs, self.units > 0):
             return "rows of the two differ: one needs more of the other than a row"
@@ -278,9 +268,9 @@ class Chains:
         return [user.name for value in node.values for user in self.users[value] if user is not None]
 
     def windows_recompute(self, name: str, members: set[str]) -> bool:
-        """Tell whether overlapping windows (``map``) read something computed in the same chain."""
+        """Tell whether overlapping windows (``map``) or gathers read something computed in the same chain."""
         node = self.graph.nodes[self.position[name]]
-        if node.operator != "map" or _gathers_once(node, self.graph.tile(node.inputs[0]).shape):
+        if node.operator not in READS_ONCE or READS_ONCE[node.operator](self.graph, node):
             return False
         todo = [node.inputs[0]]
         while todo:
@@ -378,24 +368,6 @@ def sums_of_sums(graph: Graph, node: Node) -> bool:
         computed = computed or engine(below) != "view"
         ahead += [(operand, computed) for operand in below.inputs]
     return False
-
-
-def calls_again(node: Node, elements: int) -> bool:
-    """Tell whether a function would be called for each row anew."""
-    shape = node.tile.shape
-    count = _known(product(shape)) or elements
-    return bool(shape) and shape[-1] != 1 and LEAST_READERS * count <= elements
-
-
-def _elements(graph: Graph, outputs: Sequence[str]) -> int:
-    """Return the most elements of a result; 0 if all are open."""
-    return max(_known(product(graph.tile(value).shape)) for value in outputs)
-
-
-def _gathers_once(node: Node, shape: Shape) -> bool:
-    """Tell whether windows take no element twice: they only turn axes around."""
-    (axes,) = parse_indexing(node_attributes(node)["spec"]).operands
-    return node.tile.shape == shape and all(len(axis.terms) == 1 for axis in axes)
 
 
 def scattered_windows(graph: Graph, taken: Container[str]) -> frozenset[str]:

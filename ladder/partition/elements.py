@@ -11,7 +11,7 @@ from ladder.partition.subgraphs import Subgraph
 FLOATS8 = ("fp8_e4m3", "fp8_e5m2")
 """Types of elements that kernels of chains convert and move, and do not compute with."""
 
-MOVES_CODES = ("input", "convert", "broadcast", "concat", "put", "reshape", "slice", "transpose")
+MOVES_CODES = ("input", "convert", "broadcast", "concat", "gather", "put", "reshape", "slice", "transpose")
 """Operators that read or make them."""
 
 ELEMENTS = (
@@ -25,6 +25,8 @@ OF_TORCH: Mapping[str, tuple[str, ...]] = {"rocm": ("float64",)}
 
 def lacking(graph: Graph, kind: str) -> str:
     """Say which type of elements kernels of chains lack on a kind of device; empty if none."""
+    if kind != "cuda" and any(node.operator == "gather" for node in graph.nodes):
+        return "no kernel of chains gathers"
     types = {graph.tile(value).ttype.name for node in graph.nodes for value in node.values}
     known = {*ELEMENTS} - {*OF_TORCH.get(kind, ())}
     if types - known:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import Any
 
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import Shape, product
@@ -26,6 +27,9 @@ Loops = frozenset[str]
 Index = tuple[Loops, ...]
 """For each axis of a value: the loops that its position depends on."""
 
+DATA: Loops = frozenset({"data"})
+"""Of a position that is a number in memory: nothing is reduced for it."""
+
 REDUCTIONS = ("reduce_sum", "reduce_max")
 
 SCANS = ("scan_sum", "scan_max", "scan_product", "scan_logsumexp")
@@ -37,7 +41,7 @@ ONE_WORD = ("float32", "float16", "bfloat16", "int32")
 SCANNED = 1 << 13
 """Vectors of up to 16 bytes of a row that lanes of a block scan at once, or half the single elements."""
 
-UNHELD = ("concat", "pad", "map", "repeat", "put")
+UNHELD = ("concat", "pad", "map", "repeat", "put", "gather")
 """Operators that cut rows into pieces."""
 
 MOST_REPEATED, MOST_REPEATED_INSIDE = 1 << 14, 16
@@ -164,8 +168,22 @@ def operand_index(graph: Graph, node: Node, at: int, index: Index) -> Index:
             frozenset().union(*(by_name[name] for name in axis.names)) if axis.names else frozenset()
             for axis in indexing.operands[0]
         )
+    if node.operator == "gather":
+        place = gathered_from(node, len(graph.tile(node.inputs[0]).shape), index, DATA)[at]
+        return tuple(frozenset() if extent == 1 else part for extent, part in zip(shape, place, strict=True))
     lead = len(index) - len(shape)
     return tuple(frozenset() if extent == 1 else index[lead + axis] for axis, extent in enumerate(shape))
+
+
+def gathered_from(node: Node, rank: int, index: Sequence[Any], number: Any) -> tuple[tuple[Any, ...], ...]:
+    """Return where a gather reads what it takes elements of, given their number there, and where the number.
+
+    rank: Axes of what it takes elements of.
+    """
+    axis, along = (node_attributes(node)[name] for name in ("axis", "along"))
+    behind = axis + 1 if along else axis + 1 + len(index) - rank
+    own = tuple(index) if along else tuple(index[axis:behind])
+    return (*index[:axis], number, *index[behind:]), own
 
 
 def row_axes(graph: Graph, outputs: Sequence[str], again: bool = True) -> int | None:
@@ -262,12 +280,19 @@ def _has_columns(graph: Graph, count: Extent, last: int) -> bool:
         if moves and node.tile.shape[-last:] != read[0][-last:]:
             return False
         computes = get_operator(node.operator).elementwise or node.operator in ("convert", "broadcast")
+        computes = computes or _gathers_before(node, last)
         if not (reduces or moves or computes) or (not moves and below - {"", node.operator}):
             return False
         made[node.name] = min(below) if moves else ""
         if reduces and product(node.tile.shape) != count:
             made[node.name] = node.operator
     return any(node.operator in REDUCTIONS for node in graph.nodes)
+
+
+def _gathers_before(node: Node, last: int) -> bool:
+    """Tell whether a node gathers along one of the axes before the ``last`` ones: it stays in its columns."""
+    given = node_attributes(node) if node.operator == "gather" else {"along": False}
+    return bool(given["along"]) and given["axis"] < len(node.tile.shape) - last
 
 
 def separate_loops(graph: Graph, outputs: Sequence[str]) -> list[tuple[str, ...]] | None:

@@ -213,7 +213,7 @@ def test_functions_are_equal_for_equal_operands(body):
 
 
 OUTSIDE = (
-    *("iota", "size", "take", "put", "attention", "call"),
+    *("iota", "size", "take", "gather", "put", "attention", "call"),
     *("scan_sum", "scan_max", "scan_product", "scan_logsumexp"),
 )
 

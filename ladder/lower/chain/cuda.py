@@ -25,6 +25,15 @@ NARROW_PAIR = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f32", "fp8_e5m2": "cvt.rn.sa
 """Two float32 to two 8-bit floats, rounded once (PTX ISA, cvt)."""
 
 
+ROW = """
+static __device__ __forceinline__ int {name}(long long number, long long rows) {{
+  {end}
+  if (number < 0 || number >= rows) __trap();
+  return (int)number;
+}}
+"""
+
+
 class CudaDialect(Dialect):
     """NVIDIA GPUs."""
 
@@ -80,6 +89,11 @@ class CudaDialect(Dialect):
 
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         b.ptx(f"st.global{ACCESS[len(words)]}.u32", buffer.ptr_to(list(index)), *words)
+
+    def row_number(self, value: Expr, extent: Expr, from_end: bool) -> Expr:
+        name = "ladder_row_from_end" if from_end else "ladder_row"
+        source = ROW.format(name=name, end="if (number < 0) number += rows;" if from_end else "")
+        return b.call_inline(name, source, "int32", T.Cast("int64", value), T.Cast("int64", extent))
 
     def shuffle(self, value: Expr, distance: int, thread: Expr) -> Expr:
         return b.shuffle_xor(value, distance)

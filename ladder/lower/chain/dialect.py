@@ -17,6 +17,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.conversions import encoded, round_through
 from ladder.lower.chain.element_types import HALVES, INTEGERS8
+from ladder.lower.chain.gathers import no_row_number
 from ladder.lower.chain.indices import Index
 from ladder.lower.gpu.emission import TirMachine
 from targets import TileDevice
@@ -81,6 +82,13 @@ class Dialect(ABC):
     @abstractmethod
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         """Emit one access: words become the elements from an index on."""
+
+    def row_number(self, value: Expr, extent: Expr, from_end: bool) -> Expr:
+        """Return what data says is a row of ``extent``; a kernel ends with an error where it is none.
+
+        from_end: Whether negative numbers count from the end.
+        """
+        return no_row_number(value, extent, from_end)
 
     # ---- between lanes -------------------------------------------------------------------------------
     @abstractmethod

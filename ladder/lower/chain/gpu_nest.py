@@ -163,7 +163,7 @@ class GpuNest(Nest):
             **{f"%{node.name}": MULTIPLY for node in graph.nodes if is_exact_product(graph, node)},
         }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
-        self.values.encoded = dialect.encoded
+        self.values.encoded, self.values.row_number = dialect.encoded, dialect.row_number
         self.alone, self.works_together = False, computed_apart(graph) < WORK_APART
         widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
         self.window_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1

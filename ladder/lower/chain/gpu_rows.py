@@ -11,6 +11,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import SLOTS, GpuNest
 from ladder.lower.chain.indices import Index
+from ladder.lower.chain.nest import uses
 from schedules.schedule import check
 
 
@@ -98,8 +99,10 @@ class RowLoops:
                     reads = nest.reads(value, place)
                     decided = not nest.values.open
                 nest.vectors.width = width
+                stand_ins = [*nest.values.stand_ins.values()]
                 for name, index in reads if decided else ():
-                    nest.vectors.load(name, index)
+                    if not any(uses(part, stand_ins) for part in index):
+                        nest.vectors.load(name, index)
                 nest.vectors.width = 1
 
     def column_piece(self, value: str, row: Index, start: Expr, stop: Expr, width: int) -> None:

@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from ladder.lower import Expr
 from tile_types.tile import Extent
 
 Index = tuple[Expr, ...]
+
+MOST_INLINED_PARTS = 64
+"""Nodes of an expression tree beyond which it is computed into a register; trees share no subexpressions."""
 
 
 @dataclass
@@ -119,3 +122,16 @@ _EXTENTS: Mapping[str, Callable[[Any, Any], Any]] = {
     "min": tirx.min,
 }
 """Functions in extents, as expressions."""
+
+
+def is_long(expression: Expr) -> bool:
+    """Tell whether an expression, written out as a tree, has more than `MOST_INLINED_PARTS` nodes."""
+    left = MOST_INLINED_PARTS
+
+    def count(part: Any) -> Any:
+        nonlocal left
+        left -= 1
+        return tvm_ffi.VisitInterrupt(None) if left < 0 else None
+
+    tvm_ffi.structural_walk(expression, (ir.Expr, count), order="pre")
+    return left < 0

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir import scalars
@@ -23,16 +23,14 @@ from ladder.ir.indexing import Affine, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
+from ladder.lower.chain import gathers
 from ladder.lower.chain.conversions import converted, encoded, round_through
 from ladder.lower.chain.element_types import computed_type
-from ladder.lower.chain.indices import Index, Indices, is_same
+from ladder.lower.chain.indices import Index, Indices, is_long, is_same
 from ladder.partition.rows import REDUCTIONS, SCANS, reshape_groups
 from schedules.schedule import check
 from tile_types.errors import DTypeError
 from tile_types.tile import Extent
-
-MOST_INLINED_PARTS = 64
-"""Nodes of an expression tree beyond which it is computed into a register; trees share no subexpressions."""
 
 
 @dataclass
@@ -56,9 +54,12 @@ class Values(Indices):
     """Rounds a float32 to a 16-bit type, and returns it as one."""
     encoded: Callable[[Expr, str], Expr] = field(default=encoded)
     """Returns the code of a float32 in a float of 8 bits."""
+    row_number: Callable[[Expr, Expr, bool], Expr] = field(default=gathers.no_row_number)
+    """Returns what data says is a row of so many; negative numbers may count from the end."""
 
     def __post_init__(self) -> None:
         self.memory: dict[Any, Expr] = {}
+        self.stand_ins: dict[Any, Any] = {}  # for numbers of gathers
         self.scanned: set[Any] = set()  # scans whose row is in cells
         self.loops: list[Any] = []
         self.open: list[tuple[Expr, Expr]] = []
@@ -234,19 +235,6 @@ class Values(Indices):
             at = self.simplified(boundary - distance)
             if isinstance(at, int):
                 self.breaks.setdefault(loop, set()).add(at)
-
-
-def is_long(expression: Expr) -> bool:
-    """Tell whether an expression, written out as a tree, has more than `MOST_INLINED_PARTS` nodes."""
-    left = MOST_INLINED_PARTS
-
-    def count(part: Any) -> Any:
-        nonlocal left
-        left -= 1
-        return tvm_ffi.VisitInterrupt(None) if left < 0 else None
-
-    tvm_ffi.structural_walk(expression, (ir.Expr, count), order="pre")
-    return left < 0
 
 
 def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
@@ -479,6 +467,7 @@ _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index
     "concat": _join_places,
     "pad": _pad_places,
     "map": _window_places,
+    "gather": lambda *given: [*gathers.places(*given)],
 }
 """Operator -> where it reads its operands."""
 
@@ -492,5 +481,6 @@ _MAKERS: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], Expr]] = {
     "concat": _joined,
     "pad": _padded,
     "map": _windowed,
+    "gather": gathers.element,
 }
 """Operator that is not element-wise -> its element."""

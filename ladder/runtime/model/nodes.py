@@ -180,6 +180,16 @@ def _map(node: Node, now: CallSizes, where: torch.device) -> Run:
     return run
 
 
+def _gather(node: Node, now: CallSizes, where: torch.device) -> Run:
+    """Take elements by number; of one operator torch wants numbers that are not negative."""
+    given = node_attributes(node)
+    axis = given["axis"]
+    if given["along"]:
+        return lambda x, ids: torch.gather(x, axis, ids.long())
+    before = (slice(None),) * axis
+    return lambda x, ids: x[(*before, ids)]
+
+
 def _position(axis: Affine, steps: Mapping[str, torch.Tensor], where: torch.device) -> torch.Tensor:
     place = torch.full((), axis.offset, device=where)
     for name, factor in axis.terms:
@@ -219,6 +229,8 @@ _ROWS: Mapping[str, Make] = {
                 "relu",
                 "log",
                 "log10",
+                "log2",
+                "exp2",
                 "log1p",
                 "logaddexp",
                 "sin",
@@ -255,6 +267,7 @@ _ROWS: Mapping[str, Make] = {
     "repeat": _repeat,
     "pad": _pad,
     "map": _map,
+    "gather": _gather,
     "matmul": _matmul,
 }
 """Operator -> what makes its function; views and library calls are tables of `library`."""

@@ -146,7 +146,7 @@ def _cost(number: int, step: PlanStep, sizes: Mapping[str, int], peaks: Peaks) -
 
 def _bytes(graph: Graph) -> int:
     """Return the bytes of operands and results, each once; of a table only the rows that are taken."""
-    tables = {node.inputs[0] for node in graph.nodes if node.operator == "take"}
+    tables = {node.inputs[0] for node in graph.nodes if node.operator in ("take", "gather")}
     read = sum(node.tile.nbytes for node in graph.inputs if node.name not in tables)
     written = sum(graph.tile(value).nbytes for value in graph.outputs)
     return read + written * (2 if tables else 1)

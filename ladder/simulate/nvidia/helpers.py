@@ -87,6 +87,22 @@ def _words(function: Callable[..., Array]) -> Callable[[Translator, CallView, tu
     return make
 
 
+def _row(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    """Check the number of a row; where a kernel would end with an error, the log says so."""
+    number, rows = (t.read(operand) for operand in call.operands)
+
+    def read(c: Cohort) -> Value:
+        found, extent = np.asarray(number(c), np.int64), np.asarray(rows(c), np.int64)
+        found = np.where(found < 0, found + extent, found) if groups[0] else found
+        beyond = (found < 0) | (found >= extent)
+        if (np.broadcast_to(beyond, c.active.shape) & c.active).any():
+            c.log.add("out of bounds", call.statement, "takes a row that is not there", "row")
+        result = np.where(beyond, 0, found).astype(np.int32)
+        return result if result.ndim else int(result)
+
+    return read
+
+
 def lop3(a: Array, b: Array, c: Array, table: str) -> Array:
     """Return any bitwise function of three words."""
     code = int(table, 16)
@@ -439,6 +455,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_(logarithm_of_two)", "lg2.approx.f32 ", special),
     Helper(r"ladder_(quotient)", "div.full.f32 ", pair),
     Helper(r"ladder_(log_of_sum)", "fmaxf(x, y) + log1pf(expf(-apart));", pair),
+    Helper(r"ladder_row(_from_end)?", "if (number < 0 || number >= rows) __trap();", _row),
     Helper(r"ladder_(product)", "return __fmul_rn(x, y);", pair),
     Helper(r"ladder_(maximum|minimum)", ".NaN.f32 ", pair),
     Helper(r"ladder_largest_(int32|float32)", "redux.sync.max.s32 %0, %1, 0xffffffff;", largest),

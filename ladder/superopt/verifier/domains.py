@@ -43,11 +43,11 @@ COMPLAINTS = {
     NOT_NEGATIVE: "takes a root or a logarithm of what may be negative",
 }
 
-POSITIVE = frozenset({"exp", "sigmoid"})
+POSITIVE = frozenset({"exp", "exp2", "sigmoid"})
 ASKING = (("div", 1, NOT_ZERO), ("sqrt", 0, NOT_NEGATIVE), ("rsqrt", 0, NOT_NEGATIVE), ("rsqrt", 0, NOT_ZERO))
 """Operators, which operand they ask something of, and what."""
 
-PARTIAL = frozenset({"log", "log10", "pow"})
+PARTIAL = frozenset({"log", "log2", "log10", "pow"})
 """Functions that are not defined everywhere: logarithms where positive, ``pow`` where the base is."""
 
 MOST_ROUNDS = 256
@@ -256,7 +256,7 @@ class Signs:
     def _ask_defined(self, name: str, residues: Residues, a: Signed) -> None:
         """Note that a function is defined: where it was before, or where its operand is positive."""
         self.asked["defined"].append(residues.p)
-        if name in ("log", "log10"):
+        if name in ("log", "log2", "log10"):
             self.asked[NOT_ZERO].append(a.p)
             self.asked[NOT_NEGATIVE].append(a.p)
         if self.facts is not None:

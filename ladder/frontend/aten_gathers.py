@@ -1,0 +1,109 @@
+"""Rows of ATen's operators that read elements by number, and windows along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ladder.frontend.importer import Importer, Row
+from ladder.ir.build import node_attributes
+from ladder.ir.extents import product
+
+NUMBERS = ("int64", "int32")
+"""Types of numbers; what is of truth values, or of bytes, is a mask."""
+
+
+def _embedded(im: Importer, out: str, table: str, ids: str, *_: Any) -> Any:
+    """Return rows of a table; one alone is a view of it."""
+    if product(im.shape(ids)) == 1 or not _gathers(im, table, 0, ids):
+        return im.g.add("take", table, ids)
+    return im.g.add("gather", table, ids, axis=0)
+
+
+def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
+    """Only numbers along one axis: all else stays a library call. Negative numbers count from the end."""
+    places = [axis for axis, numbers in enumerate(indices) if numbers is not None]
+    if len(places) != 1:
+        return None
+    (axis,) = places
+    if _gathers(im, x, axis, indices[axis]):
+        return im.g.add("gather", x, indices[axis], axis=axis, from_end=True)
+    if axis or len(im.shape(x)) != 2 or not _counts_up(im, indices[0]):
+        return None
+    return im.g.add("take", x, indices[0])
+
+
+def _gathers(im: Importer, x: str, axis: int, ids: str) -> bool:
+    """Tell whether kernels of chains may gather: those for GPUs, where there is something to gather."""
+    return not im.on_cpu and im.ttype(ids) in NUMBERS and 0 not in (*im.shape(x), *im.shape(ids))
+
+
+def _counts_up(im: Importer, ids: str) -> bool:
+    """Tell whether numbers are those of an ``arange``, the first not negative, in any shape."""
+    node = im.g.node(ids)
+    while node.operator in ("reshape", "expand", "cast"):
+        node = im.g.node(node.inputs[0])
+    if node.operator != "iota" or im.ttype(ids) not in NUMBERS:
+        return False
+    begin, step = (node_attributes(node)[name] for name in ("begin", "step"))
+    return step > 0 and (begin.isidentifier() if isinstance(begin, str) else begin >= 0)
+
+
+def _selected(im: Importer, out: str, x: str, axis: int, ids: str) -> Any:
+    """Return slices by number, of which there is a vector; a number alone stays a call."""
+    if len(im.shape(ids)) != 1 or not im.shape(x) or not _gathers(im, x, axis, ids):
+        return None
+    return im.g.add("gather", x, ids, axis=axis % len(im.shape(x)))
+
+
+def _gathered(im: Importer, out: str, x: str, axis: int, ids: str, **_: Any) -> Any:
+    """Return an element of each row by number; rows that have none are left out."""
+    if not im.shape(x) or len(im.shape(ids)) != len(im.shape(x)) or not _gathers(im, x, axis, ids):
+        return None
+    axis %= len(im.shape(x))
+    for other, extent in enumerate(im.shape(ids)):
+        if other != axis and extent != im.shape(x)[other]:
+            x = im.take_axis(x, other, 0, extent)
+    return im.g.add("gather", x, ids, axis=axis, along=True)
+
+
+def _unfolded(im: Importer, out: str, x: str, axis: int, size: int, step: int) -> Any:
+    """Return windows along one axis; their elements are the last axis."""
+    shape = im.shape(x)
+    axis %= max(1, len(shape))
+    length = shape[axis] if shape else 0
+    if not all(isinstance(extent, int) and extent > 0 for extent in (length, size)):
+        return None
+    count = (int(length) - size) // step + 1
+    names = [f"a{at}" for at in range(len(shape))]
+    places = [f"{step}*{name}+r" if at == axis else name for at, name in enumerate(names)]
+    spec = f"{' '.join(places)} -> {' '.join(names)} r"
+    return im.g.add("map", x, spec=spec, sizes=((names[axis], count), ("r", size)), pad=False)
+
+
+def _crossed(im: Importer, out: str, a: str, b: str, *, dim: int = -1) -> Any:
+    """Return the cross product of vectors of three numbers along an axis."""
+    if out not in ("float32", "float16", "bfloat16", "float64"):
+        return None
+    rank = len(im.shape(a))
+    a, b = (im.expand(x, im.stated) for x in (a, b))
+    axis, parts = dim % rank, []
+    for at in range(3):
+        first, second = (at + 1) % 3, (at + 2) % 3
+        one, other, third, fourth = (
+            im.take_axis(x, axis, place, 1) for x, place in ((a, first), (b, second), (a, second), (b, first))
+        )
+        products = [im.arithmetic("mul", pair, out) for pair in ((one, other), (third, fourth))]
+        parts.append(im.arithmetic("sub", products, out))
+    return im.g.add("concat", *parts, axis=axis)
+
+
+GATHERS: dict[str, Row] = {
+    "embedding.default": _embedded,
+    "index.Tensor": _indexed,
+    "index_select.default": _selected,
+    "gather.default": _gathered,
+    "unfold.default": _unfolded,
+    "linalg_cross.default": _crossed,
+}
+"""Name and overload -> row."""

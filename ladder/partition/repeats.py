@@ -1,0 +1,69 @@
+"""What a chain would compute several times over: functions, and elements that are read again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from ladder.ir.build import node_attributes
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
+from ladder.ir.indexing import parse_indexing
+from ladder.partition.rows import REDUCTIONS
+from tile_types.tile import Extent
+
+LONG_ON_CPUS = ("sin", "cos", "log", "log2", "log10", "exp2", "pow")
+"""Functions that kernels for CPUs have the C library compute, element by element."""
+
+LONG_ON_GPUS = ("sin", "cos")
+"""Functions whose code is long on GPUs too, since it reduces arguments of any size: where many elements read
+one result, as heads read a rotary embedding's cosines, storing it is faster."""
+
+LEAST_READERS = 4
+"""Least number of readers of an element for which storing it costs less than a call for each."""
+
+
+def calls_again(graph: Graph, outputs: Sequence[str], functions: Container[str]) -> bool:
+    """Tell whether one of some functions would be called for each row anew."""
+    elements = _elements(graph, outputs)
+    read = dict[str, int]()
+    """Value -> elements that are read of it at most, by one reader: a join reads of each operand its part."""
+    for node in reversed(graph.nodes):
+        count = _known(product(node.tile.shape)) or elements
+        wanted = max([count if node.name in outputs else 0, *(read.get(value, 0) for value in node.values)])
+        again = bool(node.tile.shape) and node.tile.shape[-1] != 1 and LEAST_READERS * count <= wanted
+        if node.operator in functions and again:
+            return True
+        for value in node.inputs:
+            own = _known(product(graph.tile(value).shape)) or elements
+            share = wanted * own // max(1, count) if node.operator == "concat" else wanted
+            share = max(own, wanted) if node.operator in REDUCTIONS else share
+            read[value] = max(read.get(value, 0), share)
+    return False
+
+
+def _elements(graph: Graph, outputs: Sequence[str]) -> int:
+    """Return the most elements of a result; 0 if all are open."""
+    return max(_known(product(graph.tile(value).shape)) for value in outputs)
+
+
+def _turns_axes(graph: Graph, node: Node) -> bool:
+    """Tell whether windows take no element twice: they only turn axes around."""
+    (axes,) = parse_indexing(node_attributes(node)["spec"]).operands
+    return node.tile.shape == graph.tile(node.inputs[0]).shape and all(len(axis.terms) == 1 for axis in axes)
+
+
+def _gathers_few(graph: Graph, node: Node) -> bool:
+    """Tell whether a gather takes no more elements than there are."""
+    given, ids = node_attributes(node), graph.tile(node.inputs[1]).shape
+    most = graph.tile(node.inputs[0]).shape[given["axis"]]
+    taken = ids[given["axis"]] if given["along"] else product(ids)
+    return isinstance(most, int) and isinstance(taken, int) and taken <= most
+
+
+READS_ONCE = {"map": _turns_axes, "gather": _gathers_few}
+"""Operator that may read elements several times -> whether a node does not."""
+
+
+def _known(count: Extent) -> int:
+    """Return a number of elements; 0 if it is open."""
+    return count if isinstance(count, int) else 0

@@ -1,0 +1,56 @@
+"""Windows along an axis, cross products, powers and logarithms of two are kernels of chains, as eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import ladder
+
+
+def frames(x: torch.Tensor) -> torch.Tensor:
+    """Overlapping frames of a signal, each without its mean."""
+    found = x.unfold(1, 8, 3)
+    return found - found.mean(-1, keepdim=True)
+
+
+def frames_before(x: torch.Tensor) -> torch.Tensor:
+    """Frames along an axis that others follow, as many as there are and none more."""
+    return x.unfold(-2, 5, 5) * 2 + x.unfold(0, 2, 1)[:1, :1, :, :1].mean()
+
+
+def crossed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.cross(a, b, dim=-1), torch.linalg.cross(a[:1], b), torch.cross(a.mT, b.mT, dim=-2)
+
+
+def of_two(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.exp2(x), torch.log2(x), torch.exp2(torch.floor(torch.log2(x.abs())))
+
+
+X = torch.randn(6, 41, generator=torch.Generator().manual_seed(0))
+SPECIAL = torch.tensor(
+    [0.0, -0.0, 1.0, 2.0**-126, 2.0**-149, 3.0, -1.0, float("inf"), float("-inf"), float("nan")]
+)
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "frames": (frames, (X,)),
+    "frames before others": (frames_before, (X.view(2, 3, 41).mT.contiguous(),)),
+    "cross products": (crossed, (X[:, :39].reshape(6, 13, 3), X[:, 2:].reshape(6, 13, 3))),
+    "powers": (of_two, (torch.cat([X.flatten() * 20, torch.arange(-126.0, 128), SPECIAL]),)),
+    "powers of halves": (of_two, ((X * 4).half(),)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_eager(name: str) -> None:
+    program, inputs = PROGRAMS[name]
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        got = [fast(*inputs) for _ in range(2)][1]
+    wanted = program(*inputs)
+    for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, wanted)), strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True, atol=1e-6, rtol=1e-6)
+    assert not {"unfold", "index_select", "linalg_cross"} & {*fast.plan().replace(".", " ").split()}

@@ -1,0 +1,128 @@
+"""Chains that read elements by number, on the simulator in every mapping: right, in bounds, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from drawn_chains import BOUNDS, DTYPES
+
+from ladder.ir import Graph, GraphBuilder, evaluate
+from ladder.lower.chain import emit_chain
+from ladder.movement.choose import ranked
+from ladder.simulate import simulate_launch
+from targets import get_device
+from tile_types.errors import ScheduleError
+
+Numbers = dict[str, Sequence[int]]
+
+
+def embedded(g: GraphBuilder) -> str:
+    """Rows of a table, and of the second that all rows read, then their norm."""
+    table, ids = g.input("table", "float16", (50, 64)), g.input("ids", "int64", (2, 9))
+    value = g.add("convert", g.add("gather", table, ids, axis=0), type="float32")
+    value = g.add("add", value, g.input("positions", "float32", (9, 64)))
+    squares = g.add("reduce_sum", g.add("square", value), axis=2)
+    return g.add("mul", value, g.add("rsqrt", squares))
+
+
+def likelihood(g: GraphBuilder) -> str:
+    """The logarithm of the share of one of each row."""
+    x, ids = g.input("x", "float32", (6, 40)), g.input("ids", "int64", (6,))
+    shifted = g.add("sub", x, g.add("reduce_max", x, axis=1))
+    shares = g.add("sub", shifted, g.add("log", g.add("reduce_sum", g.add("exp", shifted), axis=1)))
+    return g.add("gather", shares, g.add("reshape", ids, shape=(6, 1)), axis=1, along=True)
+
+
+def of_images(g: GraphBuilder) -> str:
+    """The same of each pixel over its channels."""
+    x, ids = g.input("x", "float32", (2, 5, 8, 8)), g.input("ids", "int64", (2, 8, 8))
+    shifted = g.add("sub", x, g.add("reduce_max", x, axis=1))
+    shares = g.add("sub", shifted, g.add("log", g.add("reduce_sum", g.add("exp", shifted), axis=1)))
+    return g.add("gather", shares, g.add("reshape", ids, shape=(2, 1, 8, 8)), axis=1, along=True)
+
+
+def of_columns(g: GraphBuilder) -> str:
+    """Elements of each row from the end; the numbers are computed."""
+    x, ids = g.input("x", "float32", (4, 30)), g.input("ids", "int32", (3, 7))
+    ids = g.add("sub", ids, g.add("constant", value=30.0, type="int32"))
+    return g.add("neg", g.add("gather", x, ids, axis=1, from_end=True))
+
+
+def joined(g: GraphBuilder) -> str:
+    """What is gathered is joined with zeros around it, and with what is not."""
+    x, ids = g.input("x", "float32", (5, 12, 4)), g.input("ids", "int64", (6,))
+    found = g.add("gather", x, ids, axis=1)
+    around = g.add("pad", found, low=(0, 1, 0), high=(0, 1, 0), value=0.0)
+    return g.add("concat", around, g.input("y", "float32", (5, 3, 4)), axis=1)
+
+
+def of_gathered(g: GraphBuilder) -> str:
+    """Numbers that are gathered themselves, of halves in vectors."""
+    x, ids = g.input("x", "float16", (12, 16)), g.input("ids", "int32", (8,))
+    places = g.add("gather", g.input("places", "int64", (20,)), ids, axis=0)
+    return g.add("convert", g.add("gather", x, places, axis=0), type="float32")
+
+
+PROGRAMS: dict[Callable[[GraphBuilder], str], Numbers] = {
+    embedded: {"ids": (50,)},
+    likelihood: {"ids": (40,)},
+    of_images: {"ids": (5,)},
+    of_columns: {"ids": (30,)},
+    joined: {"ids": (12,)},
+    of_gathered: {"ids": (20,), "places": (12,)},
+}
+
+
+def drawn(graph: Graph, numbers: Numbers) -> list[Any]:
+    rng = np.random.default_rng(1)
+    found = []
+    for node in graph.inputs:
+        shape, dtype = node.tile.known_shape, DTYPES.get(node.tile.ttype.name, node.tile.ttype.name)
+        if node.name not in numbers:
+            found.append(rng.uniform(-1, 1, shape).astype(dtype))
+            continue
+        (most,) = numbers[node.name]
+        ids = rng.integers(0, most, shape).astype(dtype)
+        ids.flat[0], ids.flat[-1] = most - 1, 0
+        found.append(ids)
+    return found
+
+
+def launched(graph: Graph, mapping: Any, inputs: Sequence[Any]) -> tuple[Any, Any]:
+    tiles = [graph.tile(value) for value in graph.outputs]
+    outputs = [np.full(tile.known_shape or 1, np.nan, DTYPES[tile.ttype.name]) for tile in tiles]
+    function = emit_chain(graph, get_device("cuda/sm_90a"), "chain", mapping)
+    return simulate_launch(function, [*inputs, *outputs]), outputs
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_gathers_in_every_mapping(program: Callable[[GraphBuilder], str]) -> None:
+    build = GraphBuilder("chain")
+    graph = build.finish(program(build))
+    inputs = drawn(graph, PROGRAMS[program])
+    exact, tried = np.asarray(evaluate(graph, inputs)), 0
+    for moves in ranked(graph):
+        try:
+            found, (got,) = launched(graph, moves.mapping, inputs)
+        except ScheduleError:
+            assert moves.mapping.tile[0] or moves.mapping.spread > 1
+            continue
+        tried += 1
+        assert not found.findings, (moves.mapping, found.findings)
+        np.testing.assert_allclose(got, exact, atol=3 * BOUNDS["float32"], rtol=0, err_msg=str(moves.mapping))
+    assert tried
+
+
+@pytest.mark.parametrize("number", [-1, 40, 1 << 32])
+def test_numbers_of_no_row_are_errors(number: int) -> None:
+    """Where a kernel would stop: it reads nothing there."""
+    build = GraphBuilder("chain")
+    graph = build.finish(likelihood(build))
+    x, ids = drawn(graph, {"ids": (40,)})
+    ids[3] = number
+    found, _ = launched(graph, None, [x, ids])
+    assert [finding.kind for finding in found.findings] == ["out of bounds"]
+    assert "a row that is not there" in str(found.findings[0])
