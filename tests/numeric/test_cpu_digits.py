@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -168,6 +170,72 @@ def test_elements_are_off_by_half_a_unit_of_their_group(core: str, activation: s
         bound = 2.0 ** (above.log2().ceil() - bits).repeat_interleave(64)
         rounding = x.double().abs()[0] * (0 if output == "float32" else 2.0**-8)
         assert bool(((y.double() - x.double()).abs()[0] <= bound + rounding).all())
+
+
+def drawn(m: int, k: int) -> Iterator[tuple[str, torch.Tensor, list[int]]]:
+    """Yield activations by their distribution, and the columns whose weights are to be 0."""
+    random = torch.Generator().manual_seed(3)
+    normal = torch.randn(m, k, generator=random, dtype=torch.float64)
+    signs = torch.randn(m, k, generator=random).sign()
+    yield "normal", normal, []
+    yield "log-normal", torch.exp(2 * normal) * signs, []
+    yield "Laplace", -torch.log(torch.rand(m, k, generator=random, dtype=torch.float64)) * signs, []
+    yield "gated", torch.nn.functional.silu(normal) * signs * normal.roll(1, 1), []
+    yield "sparse", normal * (normal > 1.5), []
+    for ratio in (30, 1000, 10000):
+        outlier = normal.clone()
+        outlier[:, 77] = ratio
+        yield f"an outlier of {ratio}", outlier, [77]
+    channels = normal.clone()
+    channels[:, [1, 40, 300]] *= torch.tensor([100.0, 1000.0, 300.0])
+    yield "channels", channels, []
+    yield "channels without weight", channels, [1, 40, 300]
+
+
+@BYTES
+@pytest.mark.parametrize(
+    ("activation", "m", "group", "zero"),
+    [
+        ("float16", 1, 64, "none"),
+        ("float16", 16, 20, "integer"),
+        ("bfloat16", 2, 16, "integer"),
+        ("float32", 9, 32, "none"),
+    ],
+)
+def test_errors_are_those_of_dense_products(activation: str, m: int, group: int, zero: str) -> None:
+    """Dense: x by the weights in float32, rounded to the type of x."""
+    case, dtype = problem("uint4", activation, 64, 320, group, zero=zero), getattr(torch, activation)
+    gemm = replace(case.gemm, output=activation)
+    core = "avx512_vnni8" if activation == "float32" else "avx512_vnni8x2"
+    (entry,) = compile_entries(gemm, HOST, [proposal(gemm, HOST, core, min(m, 8), 16)])
+    for name, given, without in drawn(m, 320):
+        weight = case.weight
+        if without:
+            codes, zeros = np.array(weight.codes()), np.asarray(0 if weight.zero is None else weight.zero)
+            codes[:, without] = zeros.repeat(group, -1)[:, without] if zeros.ndim else 0
+            weight = QuantizedTensor.from_codes(
+                codes, get_type("uint4"), (1, group), scale=weight.scale, zero=weight.zero, zero_kind=zero
+            )
+        x, y = given.to(dtype), torch.empty(m, 64, dtype=dtype)
+        entry(x, *cpu.pack(gemm, weight).values(), y)
+        values = torch.from_numpy(np.asarray(weight.dequantize("float64"))).T
+        exact, dense = x.double() @ values, (x.float() @ values.float()).to(dtype).double()
+        assert (y.double() - exact).norm() <= 1.5 * (dense - exact).norm(), name
+
+
+@BYTES
+@pytest.mark.parametrize("core", ["avx512_vnni8", "avx512_vnni8x2"])
+def test_special_values_beside_rows_of_outliers(core: str) -> None:
+    """Rows of one tile, of which one takes a second pass over the first group."""
+    case = problem("int4", "bfloat16", 64, 256, 64, output="bfloat16")
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, core, 8, 16)])
+    x, y = activations(case.gemm, 8), torch.empty(8, 64, dtype=torch.bfloat16)
+    x[0, 3], x[1, 4], x[2, 5], x[3, 6] = 1e6, math.inf, math.nan, -math.inf
+    x[4], x[5], x[6] = 0.0, -0.0, x[6] * 1e-38
+    entry(x, *cpu.pack(case.gemm, case.weight).values(), y)
+    weights = torch.from_numpy(np.asarray(case.weight.dequantize("float64"))).T
+    assert torch.allclose(y.double(), x.double() @ weights, rtol=2**-8, atol=1e-2, equal_nan=True)
+    assert torch.equal(y[4:6], torch.zeros(2, 64).bfloat16())
 
 
 @DIGITS

@@ -81,12 +81,21 @@ class Activations:
 
     @property
     def steps(self) -> Expr:
-        """Steps of one row."""
+        """Steps that a block has room for."""
         return self.units * (UNIT // self.columns)
+
+    @property
+    def capacity(self) -> Expr:
+        """Groups that a block has room for."""
+        return self.groups
+
+    def number(self, block: Expr, group: Expr, local: Expr) -> Expr:
+        """Return where one number of a row in a group lies."""
+        return (block * self.capacity + group) * self.rows + local
 
     def sum(self, block: Expr, group: Expr, local: int) -> Expr:
         """Return the sum of a row of x over a group times the factor, int32 for int8, else float32."""
-        return self.sums[(block * self.groups + group) * self.rows + local]
+        return self.sums[self.number(block, group, local)]
 
     def prepare(self, block: Expr, first: Expr) -> None:
         """Emit the preparation of one block, whose first row is ``first``."""
@@ -190,7 +199,7 @@ class Activations:
             for lane in range(local + self.rows, width, self.rows):
                 result = result + total[lane]
             result = result if self.factor == 1 else result * tirx.const(self.factor, dtype)
-            b.store(self.sums, result, (block * self.groups + group) * self.rows + local)
+            b.store(self.sums, result, self.number(block, group, local))
 
     def _values(self, words: Expr, width: int) -> Expr:
         """Return the sum of the elements of every word."""
@@ -207,10 +216,10 @@ class Activations:
         return total
 
 
-def column_sum(values: Any, count: int) -> Expr:
+def column_sum(values: Any, count: int, start: int = 0) -> Expr:
     """Emit the sum of float32 in memory, a multiple of 16 of them, and return it."""
     total = v.scratch(LANES, "float32")
     b.store(total, v.constant(0, "float32"), v.lanes(0))
     with b.loop(count // LANES) as part:
-        b.store(total, total[v.lanes(0)] + values[v.lanes(part * LANES)], v.lanes(0))
+        b.store(total, total[v.lanes(0)] + values[v.lanes(start + part * LANES)], v.lanes(0))
     return b.bind(sum((total[lane] for lane in range(1, LANES)), total[0]))

@@ -9,6 +9,7 @@ group with an infinite element, or with NaN, has that as its unit; finite elemen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.activations import Activations, column_sum
 from ladder.lower.skeletons.loopnest.decode import BYTE_LANE, form_of
-from schedules.cpu_layout import LANES
+from schedules.cpu_layout import LANES, UNIT
 from schedules.instructions import DIGIT_BITS, pieces_of
 from tile_types import TType
 
@@ -36,12 +37,11 @@ LEAST_EXPONENT = 40
 
 @dataclass(frozen=True)
 class DigitPlace:
-    """A chunk of a group of a row: block of rows, row of the block, group, chunk of the group."""
+    """Where a row in a group is prepared: block of rows, row of the block, group."""
 
     block: Expr
     local: Expr
     group: Expr
-    chunk: Expr
 
 
 @dataclass(frozen=True)
@@ -85,26 +85,35 @@ class DigitActivations(Activations):
 
     def prepare(self, block: Expr, first: Expr) -> None:
         """Emit the preparation of one block, whose first row is ``first``."""
-        chunks = self.chunks_of_a_group
         with b.loop(self.rows) as local, b.loop(self.groups) as group:
-            values = v.scratch(self.layout.padded_group, "float32")
-            with b.loop(chunks) as chunk:
-                self.widen(values, first + local, group * chunks + chunk, chunk * self.chunk)
-            place = (block * self.groups + group) * self.rows + local
-            largest = self._largest(values)
-            finite = largest < T.uint32(SPECIAL << EXPONENT_BITS)
-            carried = T.shift_right(largest + T.uint32(self.beyond), T.uint32(EXPONENT_BITS))
-            exponent = b.bind(tirx.max(carried, T.uint32(LEAST_EXPONENT)))
-            unit = _float(T.shift_left(exponent - T.uint32(self.scaled_bits - 1), T.uint32(EXPONENT_BITS)))
-            b.store(self.unit, tirx.Select(finite, unit, _float(largest)) * T.float32(self.worth), place)
-            shift = tirx.Select(finite, T.uint32(253 + self.scaled_bits) - exponent, T.uint32(1))
-            factor = b.bind(_float(T.shift_left(shift, T.uint32(EXPONENT_BITS))))
-            totals = self.begin_group()
-            with b.loop(chunks) as chunk:
-                self.split(values, factor, DigitPlace(block, local, group, chunk), totals)
-            self.end_group(totals, place)
+            values = self.read(first + local, group)
+            self.prepare_group(values, DigitPlace(block, local, group))
             if self.sums is not None:
-                b.store(self.sums, column_sum(values, self.layout.padded_group), place)
+                total = column_sum(values, self.layout.padded_group)
+                b.store(self.sums, total, self.number(block, group, local))
+
+    def read(self, row: Expr, group: Expr) -> Any:
+        """Emit the elements of a row in a group as float32."""
+        chunks, values = self.chunks_of_a_group, v.scratch(self.layout.padded_group, "float32")
+        with b.loop(chunks) as chunk:
+            self.widen(values, row, group * chunks + chunk, chunk * self.chunk)
+        return values
+
+    def prepare_group(self, values: Any, at: DigitPlace) -> Expr:
+        """Emit the digits of a row in a group and their worth; returns whether they leave out too much."""
+        place = self.number(at.block, at.group, at.local)
+        largest = self._largest(values)
+        finite = b.bind(largest < T.uint32(SPECIAL << EXPONENT_BITS))
+        carried = T.shift_right(largest + T.uint32(self.beyond), T.uint32(EXPONENT_BITS))
+        exponent = b.bind(tirx.max(carried, T.uint32(LEAST_EXPONENT)))
+        unit = _float(T.shift_left(exponent - T.uint32(self.scaled_bits - 1), T.uint32(EXPONENT_BITS)))
+        b.store(self.unit, tirx.Select(finite, unit, _float(largest)) * T.float32(self.worth), place)
+        shift = tirx.Select(finite, T.uint32(253 + self.scaled_bits) - exponent, T.uint32(1))
+        factor = b.bind(_float(T.shift_left(shift, T.uint32(EXPONENT_BITS))))
+        totals = self.begin_group()
+        with b.loop(self.chunks_of_a_group) as chunk:
+            self.split(values, factor, at, chunk, totals)
+        return self.end_group(totals, place, finite)
 
     def _largest(self, values: Any) -> Expr:
         """Emit the bits of the largest magnitude of a group; NaN is larger than infinity."""
@@ -120,14 +129,15 @@ class DigitActivations(Activations):
         """Allocate what `split` adds up in a group: nothing."""
         return None
 
-    def end_group(self, totals: Any, place: Expr) -> None:
-        """Emit what becomes of it."""
+    def end_group(self, totals: Any, place: Expr, finite: Expr) -> Expr:
+        """Emit what becomes of it; returns whether digits leave out too much: never."""
+        return False
 
-    def split(self, values: Any, factor: Expr, at: DigitPlace, totals: Any) -> None:
+    def split(self, values: Any, factor: Expr, at: DigitPlace, chunk: Expr, totals: Any) -> None:
         """Emit the digits of a row and chunk."""
         del totals
-        count, numbers = self.chunk // self.columns, self.integers(values, factor, at.chunk)
-        first = at.group * (self.layout.padded_group // self.columns) + at.chunk * count
+        count, numbers = self.chunk // self.columns, self.integers(values, factor, chunk)
+        first = at.group * (self.layout.padded_group // self.columns) + chunk * count
         with b.loop(count) as step:
             even, odd = (b.bind(numbers[step * self.columns + i]) for i in range(2))
             place = ((at.block * self.steps + first + step) * self.rows + at.local) * self.digits
@@ -141,12 +151,16 @@ class DigitActivations(Activations):
 
     def integers(self, values: Any, factor: Expr, chunk: Expr) -> Any:
         """Emit the scaled elements of a chunk, the largest of which has `scaled_bits`."""
-        largest, numbers = float(self.largest), v.scratch(self.chunk, "int32")
+        numbers = v.scratch(self.chunk, "int32")
         with b.vector(self.chunk) as lane:
             scaled = values[chunk * self.chunk + lane] * factor
-            bounded = tirx.max(tirx.min(scaled, T.float32(largest)), T.float32(-largest))  # of NaN as well
-            b.store(numbers, T.Cast("int32", self.whole(bounded)), lane)
+            b.store(numbers, T.Cast("int32", self.whole(self._bounded(scaled))), lane)
         return numbers
+
+    def _bounded(self, scaled: Expr) -> Expr:
+        """Return a scaled element within the largest magnitude; NaN too becomes that."""
+        largest = T.float32(self.largest)
+        return tirx.max(tirx.min(scaled, largest), -largest)
 
 
 def _pair(even: Expr, odd: Expr) -> Expr:
@@ -158,6 +172,23 @@ def _pair(even: Expr, odd: Expr) -> Expr:
 def _float(bits: Expr) -> Expr:
     return T.reinterpret("float32", bits)
 
+
+PASSES = 2
+"""Passes over a group whose elements differ too much in size for one."""
+
+LEFT, HELD = 0, 1
+"""Sums of sizes in a group: what rounding left out, and elements up to `OUTLIER_BITS` below the largest."""
+
+OUTLIER_BITS = 4
+"""An element counts as at most this power of two less than the largest: outliers do not hide the others."""
+
+MOST_LEFT_OUT: Mapping[str, float] = {"float16": 2.0**-11, "bfloat16": 2.0**-11, "float32": 2.0**-19.5}
+"""Type of results -> what rounding may leave out of a group's elements in one pass, beside `HELD`.
+
+An outlier of 16 times the others in every group, by weights of 0, then adds as much to the error as rounding
+the result to float16 does, and 4 times that of float32 sums. Of normal, Laplace and gated activations at most
+one group in a hundred takes two passes.
+"""
 
 HALF_LANE = 16
 """Bits of an element of a 32-bit lane as codes were packed."""
@@ -177,17 +208,80 @@ class ByteDigitActivations(DigitActivations):
     Elements become integers, rounded, of 24 bits with their sign (three digits): one is off by at most
     ``2**-24`` of the power of two above the largest of its group. One of 16 bits is exact if it is at least
     ``2**-11`` of the largest (``2**-14`` in bfloat16). Where results are rounded to 16 bits as well, two
-    digits do: elements are off by at most ``2**-16`` of that power, results of random weights in groups of
-    128 by ``2**-13`` of their size. Weights are bytes that count from the smallest value of their type, for
-    which the sums of a group's digits make up. Packed codes of float products lie in halves of 32-bit lanes;
-    read as bytes, a step has four other columns (`columns_of_step`), and x follows them.
+    digits do: elements are off by at most ``2**-16`` of that power. Where an outlier makes this too much for
+    the other elements of a group, what rounding left of all rows of the block is multiplied in a second pass,
+    with a unit of its own. What is prepared lies in the order of these visits.
+
+    Weights are bytes that count from the smallest value of their type, for which the sums of a group's digits
+    make up. Packed codes of float products lie in halves of 32-bit lanes; read as bytes, a step has four
+    other columns (`columns_of_step`), and x follows them.
 
     element: The weight's type.
     starts: int32 ``[block][group][row][digit]``: what sums begin with, None where bytes are values.
+    visits, order: int32 ``[block]`` and ``[block][visit]``: how many spans of K products walk, and which.
+    most_left_out: What rounding may leave out, beside the elements (`MOST_LEFT_OUT`).
     """
 
     element: TType
     starts: Any
+    visits: Any
+    order: Any
+    most_left_out: float
+
+    @property
+    def steps(self) -> Expr:
+        """Steps that a block has room for: those of every visit."""
+        return PASSES * super().steps
+
+    @property
+    def capacity(self) -> Expr:
+        """Groups that a block has room for: those of every visit."""
+        return PASSES * self.groups
+
+    @property
+    def span(self) -> int:
+        """Groups that have as many passes: those of a unit."""
+        return max(1, UNIT // self.layout.padded_group)
+
+    def place(self, block: Expr, visit: Expr) -> Expr:
+        """Return where the span of a visit is named; after the last one there is another."""
+        return block * (self.capacity // self.span + 1) + visit
+
+    def prepare(self, block: Expr, first: Expr) -> None:
+        """Emit the preparation of one block: a second pass over spans of which one leaves out too much."""
+        b.store(self.visits, T.int32(0), block)
+        with b.loop(self.groups // self.span) as span:
+            passes = v.scratch(1, "int32")
+            b.store(passes, T.int32(1), 0)
+            with b.loop(PASSES) as turn, b.when(turn < passes[0]):
+                visit = v.kept(self.visits[block], "int32", 1)
+                b.store(self.order, span, self.place(block, visit))
+                b.store(self.visits, visit + 1, block)
+                with b.loop(self.rows) as local, b.loop(self.span) as part:
+                    at = DigitPlace(block, local, visit * self.span + part)
+                    exceeded = self._prepare_pass(first + local, span * self.span + part, at, turn)
+                    with b.when(tirx.And(turn == 0, exceeded)):
+                        b.store(passes, T.int32(PASSES), 0)
+
+    def _prepare_pass(self, row: Expr, group: Expr, at: DigitPlace, turn: Expr) -> Expr:
+        """Emit what a pass multiplies of a row in a group; returns whether that leaves out too much."""
+        values = self.read(row, group)
+        if self.sums is not None:
+            total = tirx.Select(turn == 0, column_sum(values, self.layout.padded_group), T.float32(0))
+            b.store(self.sums, total, self.number(at.block, at.group, at.local))
+        with b.when(turn > 0):
+            self._leave(values, self.number(at.block, at.group - self.span, at.local))
+        return self.prepare_group(values, at)
+
+    def _leave(self, values: Any, place: Expr) -> None:
+        """Emit what the first pass left of a row in a group: nothing beside what is infinite."""
+        unit = b.bind(self.unit[place] / T.float32(self.worth))
+        finite = b.bind(unit < T.float32("inf"))
+        factor = b.bind(T.float32(1) / unit)
+        with b.loop(self.layout.padded_group // LANES) as part, b.vector(LANES) as lane:
+            value = values[part * LANES + lane]
+            rest = value - self.whole(self._bounded(value * factor)) * unit
+            b.store(values, tirx.Select(finite, rest, T.float32(0)), part * LANES + lane)
 
     @property
     def scaled_bits(self) -> int:
@@ -216,27 +310,32 @@ class ByteDigitActivations(DigitActivations):
         return 2.0 ** -form_of(self.element).exponent
 
     def begin_group(self) -> Any:
-        """Allocate sums of every digit in 32 columns, 0 at first; None where nothing begins with them."""
-        if self.starts is None:
-            return None
-        totals = v.scratch(self.digits * self.chunk, "int32")
-        for digit in range(self.digits):
-            b.store(totals, v.constant(0, "int32", self.chunk), v.lanes(digit * self.chunk, self.chunk))
+        """Allocate sums in 32 columns: of every digit, if sums begin with them, and of `LEFT` and `HELD`."""
+        of_digits = None if self.starts is None else self._zeros(self.digits, "int32")
+        return of_digits, self._zeros(2, "float32")
+
+    def _zeros(self, count: int, dtype: str) -> Any:
+        totals = v.scratch(count * self.chunk, dtype)
+        for part in range(count):
+            b.store(totals, v.constant(0, dtype, self.chunk), v.lanes(part * self.chunk, self.chunk))
         return totals
 
-    def end_group(self, totals: Any, place: Expr) -> None:
-        """Emit what the sums of a row begin with in a group: the smallest value times the sums of digits."""
-        if totals is None:
-            return
+    def end_group(self, totals: Any, place: Expr, finite: Expr) -> Expr:
+        """Emit what sums of a row in a group begin with: the smallest value times those of digits."""
+        of_digits, of_sizes = totals
         low = T.int32(form_of(self.element).low)
-        for digit in range(self.digits):
-            total = v.reduced("add", totals[v.lanes(digit * self.chunk, self.chunk)])
+        for digit in range(self.digits if of_digits is not None else 0):
+            total = v.reduced("add", of_digits[v.lanes(digit * self.chunk, self.chunk)])
             b.store(self.starts, total * low, place * self.digits + digit)
+        left, held = (column_sum(of_sizes, self.chunk, part * self.chunk) for part in (LEFT, HELD))
+        return tirx.And(finite, left > held * T.float32(self.most_left_out))
 
-    def split(self, values: Any, factor: Expr, at: DigitPlace, totals: Any) -> None:
+    def split(self, values: Any, factor: Expr, at: DigitPlace, chunk: Expr, totals: Any) -> None:
         """Emit the digits of a row and chunk."""
-        count, numbers = self.chunk // self.columns, self.integers(values, factor, at.chunk)
-        first = at.group * (self.layout.padded_group // self.columns) + at.chunk * count
+        count, numbers = self.chunk // self.columns, self.integers(values, factor, chunk)
+        of_digits, of_sizes = totals
+        self._add_sizes(of_sizes, values, factor, numbers, chunk)
+        first = at.group * (self.layout.padded_group // self.columns) + chunk * count
         place = ((at.block * self.steps + first) * self.rows + at.local) * self.digits
         whole, pitch = v.lanes(0, self.chunk), self.rows * self.digits
         columns = [c for step in range(count) for c in columns_of_step(self.layout.bits, step)]
@@ -246,8 +345,18 @@ class ByteDigitActivations(DigitActivations):
             wide = b.bind(T.Cast(f"int32x{self.chunk}", found))
             ordered = v.as_type(tirx.Shuffle([found], columns), f"uint32x{count}")
             b.store(self.words, ordered, T.ramp(place + digit, pitch, count))
-            if totals is not None:
+            if of_digits is not None:
                 own = v.lanes(digit * self.chunk, self.chunk)
-                b.store(totals, totals[own] + wide, own)
+                b.store(of_digits, of_digits[own] + wide, own)
             if digit:
                 b.store(numbers, v.shifted(rest - wide, self.width, "int32", self.chunk), whole)
+
+    def _add_sizes(self, sizes: Any, values: Any, factor: Expr, numbers: Any, chunk: Expr) -> None:
+        """Emit sums of what rounding left out of scaled elements, and of their sizes up to a bound."""
+        bound = T.float32(1 << (self.scaled_bits - OUTLIER_BITS))
+        with b.vector(self.chunk) as lane:
+            whole = T.Cast("float32", numbers[lane])
+            left = T.fabs(values[chunk * self.chunk + lane] * factor - whole)
+            b.store(sizes, sizes[LEFT * self.chunk + lane] + left, LEFT * self.chunk + lane)
+            held = sizes[HELD * self.chunk + lane] + tirx.min(T.fabs(whole), bound)
+            b.store(sizes, held, HELD * self.chunk + lane)

@@ -6,7 +6,8 @@ totals; for the next rows of the turn it decodes the same weights again, now fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +67,7 @@ class VectorNest(Nest):
     def beginning(self, at: At, row: int) -> Expr:
         """Return what the sums of a row in a group begin with: what the offset of the codes adds, or 0."""
         if self._begins_with_offset:
-            return v.splat(self.kernel.x.sum(at.block, at.group, row))
+            return v.splat(self.kernel.x.sum(at.block, at.x_group, row))
         return v.constant(0, self.held)
 
     @property
@@ -106,17 +107,25 @@ class VectorNest(Nest):
         padded = self.kernel.layout.padded_group
         if loop.over == "unrolled" and padded:
             for half in range(UNIT // padded):
-                group = at.unit * (UNIT // padded) + half
-                self.body(loop.body, replace(at, group=group, half=half))
+                first, prepared = (unit * (UNIT // padded) + half for unit in (at.unit, at.x_unit))
+                self.body(loop.body, replace(at, group=first, x_group=prepared, half=half))
         elif loop.over == "unrolled":
             self.body(loop.body, replace(at, extent=self.args.units))
         elif loop.step > 1:
-            with b.loop(self.args.units) as unit:
-                self.body(loop.body, replace(at, unit=unit))
+            with self.spans(self.args.units, at) as (unit, visit):
+                self.body(loop.body, replace(at, unit=unit, x_unit=visit))
         else:
             units = padded // UNIT if padded else self.args.units
-            with b.loop(self.args.groups) as group:
-                self.body(loop.body, replace(at, group=group, unit=group * units, extent=units))
+            with self.spans(self.args.groups, at) as (group, visit):
+                here = replace(at, group=group, unit=group * units, extent=units)
+                self.body(loop.body, replace(here, x_group=visit, x_unit=visit * units))
+
+    @contextmanager
+    def spans(self, count: Expr, at: At) -> Iterator[tuple[Expr, Expr]]:
+        """Emit the loop over groups, or units of several; yields which, and where it is prepared."""
+        del at
+        with b.loop(count) as span:
+            yield span, span
 
     def depth(self, loop: Loop, at: At) -> None:
         """Emit the loop over the units of a group, if there are several."""
@@ -124,7 +133,7 @@ class VectorNest(Nest):
             self.body(loop.body, at)
             return
         with b.loop(at.extent) as unit:
-            self.body(loop.body, replace(at, unit=at.unit + unit))
+            self.body(loop.body, replace(at, unit=at.unit + unit, x_unit=at.x_unit + unit))
 
     def multiply(self, product: Multiply, at: At) -> None:
         """Emit the steps of one unit, or of half of one."""
@@ -144,7 +153,7 @@ class VectorNest(Nest):
         for step in some:
             weights = [kernel.decode(source, step) for source in sources]
             for part in range(words_per_step):
-                position = at.unit * words_per_unit + step * words_per_step + part
+                position = at.x_unit * words_per_unit + step * words_per_step + part
                 for row in range(self.width):
                     word = kernel.x.word(at.block, position, row)
                     turn = (step * words_per_step + part) % self.partial
@@ -168,7 +177,7 @@ class VectorNest(Nest):
             for row in range(self.kernel.rows):
                 place = v.lanes((panel * self.kernel.rows + row) * LANES)
                 value = self.sums_of(add, at, panel, row)
-                self.add_group(add, at.tiles[add.total], value, place, (at.block, at.group, row), numbers)
+                self.add_group(add, at.tiles[add.total], value, place, (at.block, at.x_group, row), numbers)
 
     def _prefetch_scales(self, name: str, at: At) -> None:
         """Emit the prefetch of what the next tile scales the group by: so few bytes form no stream."""
@@ -260,7 +269,7 @@ class DigitNest(VectorNest):
         for lower in rest[self.joined - 1 :]:
             wide = T.Cast(f"float32x{LANES}", lower)
             upper = v.fma(upper, v.constant(float(1 << x.width), "float32"), wide)
-        return upper * v.splat(x.unit[(at.block * x.groups + at.group) * x.rows + row])
+        return upper * v.splat(x.unit[x.number(at.block, at.x_group, row)])
 
 
 class ByteDigitNest(DigitNest):
@@ -271,6 +280,20 @@ class ByteDigitNest(DigitNest):
         """The prepared activations."""
         assert isinstance(self.kernel.x, ByteDigitActivations)
         return self.kernel.x
+
+    @contextmanager
+    def spans(self, count: Expr, at: At) -> Iterator[tuple[Expr, Expr]]:
+        """Emit the loop over visits.
+
+        One over passes inside one over spans lets LLVM keep decoded weights, for which registers are few.
+        """
+        del count
+        following = v.scratch(1, "int32")  # read one visit ahead: addresses of weights depend on it
+        b.store(following, self.x.order[self.x.place(at.block, 0)], 0)
+        with b.loop(self.x.visits[at.block]) as visit:
+            span = v.kept(following[0], "int32", 1)
+            b.store(following, self.x.order[self.x.place(at.block, visit + 1)], 0)
+            yield span, visit
 
     @property
     def joined(self) -> int:
@@ -283,7 +306,7 @@ class ByteDigitNest(DigitNest):
         """Return what the sums of a digit of a row in a group begin with."""
         if self.x.starts is None:
             return super().beginning(at, row)
-        return v.splat(self.x.starts[(at.block * self.x.groups + at.group) * self.width + row])
+        return v.splat(self.x.starts[self.x.number(at.block, at.x_group, 0) * self.x.digits + row])
 
 
 def _fma(total: Expr, weights: Expr, x: Expr) -> Expr:

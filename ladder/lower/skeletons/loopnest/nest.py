@@ -45,7 +45,12 @@ from ladder.lower.skeletons.loopnest.decode import (
     form_of,
     units_ahead,
 )
-from ladder.lower.skeletons.loopnest.digits import ByteDigitActivations, DigitActivations
+from ladder.lower.skeletons.loopnest.digits import (
+    MOST_LEFT_OUT,
+    PASSES,
+    ByteDigitActivations,
+    DigitActivations,
+)
 from ladder.lower.skeletons.loopnest.terms import TermActivations
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
 from schedules.instructions import BYTE_DIGITS, BYTE_SPLITS, DIGITS, SPLITS, TERMS, pieces_of
@@ -167,23 +172,26 @@ def _activations(
     (copy,) = copies_of(program, x.name)
     stored, extents = program.operand("x").ttype, (args.m, args.k, args.units, args.groups)
     operand, pieces = (copy.recipe, pieces_of(stored, copy.recipe)) if copy.recipe in SPLITS else (x.ttype, 1)
-    plane = blocks * args.units * (UNIT // WORD_COLUMNS[operand]) * words
+    passes = PASSES if operand in BYTE_SPLITS else 1
+    plane = passes * blocks * args.units * (UNIT // WORD_COLUMNS[operand]) * words
     memory = v.scratch(plane * pieces, "uint32")
     sums = None
     if program.has("x.sum"):
-        sums = v.scratch(blocks * args.groups * words, program.operand("x.sum").ttype)
+        sums = v.scratch(passes * blocks * args.groups * words, program.operand("x.sum").ttype)
     offset = offset_of(program)
     factor = 1 if offset is None else offset
     parts = (layout, operand, stored, words, args["x"], *extents, memory, sums, factor)
     if operand == TERMS:
         return TermActivations(*parts, plane)
-    count = blocks * args.groups * words
+    count = passes * blocks * args.groups * words
     if operand == DIGITS:
         return DigitActivations(*parts, v.scratch(count, "float32"))
     if operand in BYTE_SPLITS:
         element = program.operand("w").tile.ttype
         starts = v.scratch(count * pieces, "int32") if form_of(element).low else None
-        return ByteDigitActivations(*parts, v.scratch(count, "float32"), element, starts)
+        walks = v.scratch(blocks, "int32"), v.scratch(blocks * (PASSES * args.groups + 1), "int32")
+        most = MOST_LEFT_OUT[program.operand("y").ttype]
+        return ByteDigitActivations(*parts, v.scratch(count, "float32"), element, starts, *walks, most)
     return Activations(*parts)
 
 
@@ -202,6 +210,7 @@ class At:
     tile, block: Which columns, and which prepared rows: in blocks of the turn, or in rows for tile registers.
     group: Which group.
     unit, extent: First packed unit of the group or of the piece, and their number.
+    x_group, x_unit: Where these lie in prepared rows.
     half: Which half of the unit, where it holds two groups; else -1.
     chunk, start: Which piece of K, and its first step.
     part: Which multiply of the piece.
@@ -214,6 +223,8 @@ class At:
     block: Expr = 0
     group: Expr = 0
     unit: Expr = 0
+    x_group: Expr = 0
+    x_unit: Expr = 0
     extent: Expr = 0
     half: int = -1
     chunk: Expr = None

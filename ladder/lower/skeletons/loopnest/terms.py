@@ -48,8 +48,7 @@ class TermActivations(Activations):
                 b.store(total, total[whole] + values[whole], whole)
                 self._split(values, block, local, group * chunks + chunk)
             if self.sums is not None:
-                place = (block * self.groups + group) * self.rows + local
-                b.store(self.sums, column_sum(total, self.chunk), place)
+                b.store(self.sums, column_sum(total, self.chunk), self.number(block, group, local))
 
     def _split(self, values: Any, block: Expr, local: Expr, chunk: Expr) -> None:
         """Emit the terms of a row and chunk."""
