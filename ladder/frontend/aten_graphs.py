@@ -26,7 +26,7 @@ from ladder.frontend.aten_writes import (
     written_by,
 )
 from ladder.frontend.fx_facts import autocast_facts
-from ladder.frontend.selection import argmax, topk
+from ladder.frontend.selection import MARGIN_LOSSES, argmax, topk
 from ladder.frontend.untraceable import untraceable
 from ladder.frontend.upsampling import upsampling
 from ladder.interrupts import pass_on
@@ -433,14 +433,15 @@ def _drawn(input: Any, p: float, train: bool) -> Any:
     return drawn_dropout(input, p, train)
 
 
-DROPOUTS = {
+REPLACED = {
     torch.nn.functional.dropout: drawn_dropout,
     torch.dropout: _drawn,
     torch.dropout_: lambda input, p, train: drawn_dropout(input, p, train, inplace=True),
     torch.ops.aten.dropout: _drawn,
     torch.ops.aten.dropout.default: _drawn,
+    **MARGIN_LOSSES,
 }
-"""What is called for dropout -> what draws as it does."""
+"""What is called -> what draws, or ends at infinities, as that does."""
 
 
 _LINEAR = (torch.nn.functional.linear, torch._C._nn.linear, torch.ops.aten.linear.default)
@@ -471,7 +472,7 @@ def _with_whole_operators(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         if node.op == "call_function" and not may_cast:
             node.target = upsampling(node.target) or WHOLE.get(node.target, node.target)
         if node.op == "call_function":
-            node.target = DROPOUTS.get(node.target, node.target)
+            node.target = REPLACED.get(node.target, node.target)
         if node.op == "call_function" and node.target is torch.bernoulli and len(node.args) > 1:
             node.target = contiguous_bernoulli
     return torch.fx.GraphModule(module, graph)

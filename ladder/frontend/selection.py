@@ -11,6 +11,7 @@ from math import isqrt
 from typing import Any
 
 import torch
+from torch.nn import _reduction
 
 MOST_PAIRS = 1 << 20
 """Most pairs of elements that are compared: those of 16 rows of 256 scores, as in DeepSeek-V3's routers."""
@@ -126,3 +127,39 @@ def chosen(rows: Any, place: Any, k: int) -> tuple[Any, Any]:
     here = place.unsqueeze(-2) == at[:k].unsqueeze(-1)
     values = torch.where(here, rows.unsqueeze(-2), smallest(rows)).amax(-1)
     return values, torch.where(here, at, 0).sum(-1)
+
+
+def multi_margin_loss(
+    x: Any, target: Any, p: int = 1, margin: float = 1, weight: Any = None, reduction: int = 1
+) -> Any:
+    """Return ``torch.nn.functional.multi_margin_loss``, in which only distances above 0 count, and no NaN.
+
+    x: Scores ``[rows, classes]`` or ``[classes]``; target: the class of each row.
+    reduction: Of the rows' losses: 0 for none, 1 for their mean, 2 for their sum.
+    """
+    rows, index = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
+    distance = margin - rows.gather(1, index) + rows
+    other = torch.arange(rows.shape[1], device=x.device) != index
+    loss = distance if p == 1 else distance * distance
+    loss = loss if weight is None else loss * weight[index]
+    loss = torch.where((distance > 0) & other, loss, 0).mean(1)
+    if reduction:
+        return loss.mean() if reduction == 1 else loss.sum()
+    return loss if x.dim() > 1 else loss.reshape(target.shape)
+
+
+def _named_margin_loss(
+    x: Any, target: Any, p: int = 1, margin: float = 1, weight: Any = None,
+    size_average: Any = None, reduce: Any = None, reduction: str = "mean",
+) -> Any:  # fmt: skip
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce, emit_warning=False)
+    return multi_margin_loss(x, target, p, margin, weight, _reduction.get_enum(reduction))
+
+
+MARGIN_LOSSES = {
+    torch.nn.functional.multi_margin_loss: _named_margin_loss,
+    torch._C._nn.multi_margin_loss: multi_margin_loss,
+    torch.ops.aten.multi_margin_loss.default: multi_margin_loss,
+}
+"""Names of the loss over several classes -> what computes it."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._C import _is_alias_of  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ladder import faults
@@ -19,7 +20,8 @@ from ladder.api.compiler import Compiler
 from ladder.capture.captured import run_as_is
 from ladder.capture.trace.graph_module import respell, switched
 from ladder.runtime.model.build import Built
-from tile_types.errors import ValueRangeError
+from ladder.runtime.registered import READ_ONLY
+from tile_types.errors import LadderError, ValueRangeError
 
 
 class DynamoCompiler(Compiler):
@@ -57,6 +59,7 @@ def backend(
         faults.warn_once(f"mode {mode}", f"the backend 'ladder' has no modes: mode={mode!r} changes nothing")
     fix_floats(module)
     examples = with_full_precision(module, examples)
+    refuse_writes(module)
     respell(module)
     if any(isinstance(each, FakeTensor) for each in given_for(module)):
         return run_as_is(module, examples)  # for such arguments alone, as torch guards; they have no values
@@ -78,6 +81,16 @@ def given_for(module: torch.fx.GraphModule) -> Iterator[Any]:
         if node.op == "placeholder" and (origin := node.meta.get("grapharg")) is not None:
             with suppress(AttributeError, AssertionError):  # it is let go of once guards are made
                 yield origin.example
+
+
+def refuse_writes(module: torch.fx.GraphModule) -> None:
+    """Raise LadderError if a graph writes what is read-only, as versions of the traced fake tensors tell."""
+    fakes = {node: node.meta.get("example_value") for node in module.graph.nodes}
+    shown = [(node, fake) for node, fake in fakes.items() if isinstance(fake, torch.Tensor)]
+    for made, why in ((node, why) for node in fakes if (why := READ_ONLY.get(node.target))):
+        written = [fake for _, fake in shown if _is_alias_of(fake, fakes[made]) and fake._version]
+        if written:
+            raise LadderError(f"a graph {why}")
 
 
 def with_full_precision(module: torch.fx.GraphModule, examples: list[Any]) -> list[Any]:

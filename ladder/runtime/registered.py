@@ -10,6 +10,9 @@ import torch
 _Library: Any = torch.library.Library  # its methods have no types
 library = _Library("ladder", "DEF")
 
+READ_ONLY: dict[Any, str] = {}
+"""Operators -> why programs must not write their results, which nobody would read again."""
+
 
 def define(
     schema: str,

@@ -137,6 +137,32 @@ def test_writes_are_refused(layer: ladder.Linear, write: str, inference: bool) -
     assert torch.equal(layer.weight, before)
 
 
+LOST = [("ladder", write) for write in ("data", "other data", "row", "added", "initialised", "output")]
+LOST += [("torch", write) for write in ("data", "row", "added", "initialised")]  # at others it breaks graphs
+
+
+@pytest.mark.parametrize(("compiler", "write"), LOST)
+def test_compiled_functions_refuse_writes_too(layer: ladder.Linear, compiler: str, write: str) -> None:
+    def written(x: torch.Tensor) -> torch.Tensor:
+        WRITES[write](layer.weight)
+        return layer(x)
+
+    fast = ladder.compile(written) if compiler == "ladder" else torch.compile(written, backend="ladder")
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(Exception, match="set_weight") as raised:
+            fast(torch.ones(3, K))
+        assert compiler == "torch" or raised.type is ladder.LadderError
+
+
+def test_compiled_functions_may_write_copies(layer: ladder.Linear) -> None:
+    def copied(x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, layer.weight.clone().mul_(2))
+
+    fast, x = ladder.compile(copied), torch.ones(3, K)
+    with torch.no_grad():
+        assert all(torch.allclose(fast(x), x @ (2 * exact(layer)).T, rtol=1e-4, atol=1e-4) for _ in range(2))
+
+
 OWN: dict[str, Callable[[torch.Tensor], Any]] = {
     "copied": copy.deepcopy,
     "pickled": lambda w: pickle.loads(pickle.dumps(w)),

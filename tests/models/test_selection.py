@@ -9,7 +9,9 @@ import pytest
 import torch
 from chain_targets import run_chain
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
 
+import ladder
 from ladder.frontend import selection
 from ladder.frontend.selection import MOST_PAIRS, argmax, by_parts, chosen, first_largest, places, taken, topk
 from ladder.frontend.torch_fx import import_fx
@@ -250,3 +252,19 @@ def test_on_the_simulator(part: str, target: str) -> None:
     np.testing.assert_array_equal(evaluate(graph, [x.numpy(), x.numpy()]), function(x, x).numpy())
     for moves in ranked(graph, machine_of(get_device(target)))[:2]:
         check(graph, np.float32, moves.mapping, target)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("power", [1, 2])
+def test_margin_losses_pass_over_what_is_no_number(power: int, reduction: str) -> None:
+    x = torch.tensor([[1, INF, 2], [INF, INF, 0], [-INF, 1, 2], [NAN, 1, 2], [0, NAN, 1], [0.1, 0.5, 0.2]])
+    target, weight = torch.tensor([0, 1, 0, 1, 1, 2]), torch.tensor([0.5, 2, INF])
+
+    def loss(x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        return functional.multi_margin_loss(x, target, power, 0.7, weight, reduction=reduction)
+
+    fast = ladder.compile(loss)
+    for rows, given in ((6, weight), (6, None), (4, None), (1, None)):
+        taken = x[-rows:], target[-rows:], given
+        for _ in range(2):
+            assert torch.allclose(fast(*taken), loss(*taken), equal_nan=True)

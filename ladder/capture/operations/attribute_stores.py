@@ -178,6 +178,7 @@ def store_data(vm: Interpreter, value: torch.Tensor, data: Any) -> None:
     if not is_a(data, torch.Tensor) or not (_is_fit(vm, value) and _is_fit(vm, data)):
         raise CaptureError("the data of a tensor are set")
     node, known = vm.heap.node(value), value_of(vm, value)
+    vm.trace.refuse_writes({storage_of(value)}, "__set__")
     if not node.external or node.autograd[1] or is_open(vm, value) or vm.aside:
         raise CaptureError("the data of a tensor that is made here, open or a view are set")
     if _is_itself(vm, value, data):

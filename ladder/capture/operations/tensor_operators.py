@@ -37,6 +37,7 @@ from ladder.capture.values.fakes import fails_without_values
 from ladder.capture.values.kinds import is_a, is_constant
 from ladder.capture.values.monitor import Monitor, Refused
 from ladder.interrupts import pass_on
+from ladder.runtime.registered import READ_ONLY
 
 _DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
 _DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
@@ -68,6 +69,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         vm.trace.late = monitor.counted
         always = _fails_always(vm, function, (values, named), monitor, inputs, error)
         _failed(vm, function, *vm.plain_given(args, kwargs), error, always=always)
+    _meet_read_only(vm, function, result, monitor)
     if (number := _read_number(vm, function, inputs, result)) is not NULL:
         return number
     _fix_read_numbers(vm, monitor)
@@ -113,6 +115,12 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any], monitor: Monitor) -> 
         return function(*args, **kwargs) if function in _OTHERWISE_WATCHED else result
     except Refused:
         raise Abandoned("an operator on a side of a branch changes what is outside") from None
+
+
+def _meet_read_only(vm: Interpreter, function: Any, result: Any, monitor: Monitor) -> None:
+    vm.trace.refuse_writes(monitor.mutated, getattr(function, "__name__", str(function)))
+    if why := READ_ONLY.get(function):
+        vm.trace.read_only[storage_of(result)] = result, why
 
 
 def _meet_memory(vm: Interpreter, function: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from ladder.capture.values.kinds import is_a
 from ladder.capture.values.monitor import Monitor, Place
 from ladder.capture.values.settings import Setting
 from ladder.capture.values.shapes import Shapes
+from tile_types.errors import LadderError
 
 
 @dataclass(eq=False, slots=True)
@@ -63,6 +65,7 @@ class Trace:
     late: Storage -> how often it was written by what has run and is not in the graph.
     settings: Each setting of torch that is written -> what it is before the first write.
     replaced: Variable of a tensor whose data are set -> the tensor, and what it held before.
+    read_only: Storage -> a tensor in it, and why it must not be written.
     inference: The instruction that first enters inference mode, or leaves it; None if none does.
     """
 
@@ -85,12 +88,18 @@ class Trace:
         self.asserts = self.may_fail = self.state_written = False
         self.settings: dict[Setting, Any] = {}
         self.replaced: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.read_only: dict[int, tuple[torch.Tensor, str]] = {}
         self.inference: Any = None
 
     def release(self) -> None:
         """Drop all references to tensors."""
-        self.values, self.results, self.effects, self.replaced = {}, [], {}, {}
+        self.values, self.results, self.effects, self.replaced, self.read_only = {}, [], {}, {}, {}
         self.shapes.quick.clear()
+
+    def refuse_writes(self, storages: AbstractSet[int], name: str) -> None:
+        """Raise LadderError, as eager programs do, if an operation writes what is read-only."""
+        for storage in storages & self.read_only.keys():
+            raise LadderError(f"{name} {self.read_only[storage][1]}")
 
     @property
     def changes_tensors(self) -> bool:
