@@ -137,7 +137,7 @@ def multi_margin_loss(
     x: Scores ``[rows, classes]`` or ``[classes]``; target: the class of each row.
     reduction: Of the rows' losses: 0 for none, 1 for their mean, 2 for their sum.
     """
-    rows, index = torch.atleast_2d(x), torch.atleast_1d(target).unsqueeze(1)
+    rows, index = x if x.dim() > 1 else x[None], target.reshape(-1, 1)
     distance = margin - rows.gather(1, index) + rows
     other = torch.arange(rows.shape[1], device=x.device) != index
     loss = distance if p == 1 else distance * distance

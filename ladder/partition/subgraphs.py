@@ -69,7 +69,7 @@ class Subgraph:
     roles: tuple[tuple[str, str], ...] = field(default=())
     found: str = ""
 
-    @property
+    @cached_property
     def shares(self) -> bool:
         """Whether its results may lie in the memory of what it reads."""
         called = (node for node in self.graph.nodes if node.operator == "call")

@@ -298,7 +298,7 @@ def _takes_one_row(memory: Workspace, step: PlanStep) -> bool:
         table = memory.shown_by[table]
     bindings = memory.owner.bindings
     stays = table in memory.constants or (table in bindings and bindings[table] not in memory.owner.changed)
-    return count == 1 and stays and step.part.outputs[0] not in memory.shown()
+    return count == 1 and stays and step.part.outputs[0] not in memory.shown
 
 
 def _bind_row(memory: Workspace, step: PlanStep, call: Callable[..., Any]) -> Bound:

@@ -95,7 +95,7 @@ class Steps:
         self.bound = self._bound(set(moving))
         """These steps, each with the slots that nothing reads after it."""
         self.outputs = [slot[value] for value in plan.outputs]
-        mine = memory.shown() - memory.constants - memory.still - set(self.owner.bindings)
+        mine = memory.shown - memory.constants - memory.still - set(self.owner.bindings)
         self.results = [slot[value] for value in mine if value in slot]
         self.lasting = memory.lasting()
         self.on_cpu = self.owner.where.type == "cpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class Workspace:
     def _results(self) -> list[Result]:
         """Return what steps of ours write and what is no result of the plan."""
         plan = self.owner.plan
-        kept = self.shown()
+        kept = self.shown
         found = []
         for number, step in enumerate(plan.steps):
             if step.constant or not self._writes_in_place(step):
@@ -95,8 +96,9 @@ class Workspace:
                     found.append(Result(value, tile.shape, dtype, number, plan.last_use[value]))
         return found
 
+    @cached_property
     def shown(self) -> set[str]:
-        """Return the results of the plan and what they are views of."""
+        """The results of the plan and what they are views of."""
         shown = set(self.owner.plan.outputs)
         for step in reversed(self.owner.plan.steps):
             if step.part.shares and shown & set(step.part.outputs):
@@ -143,7 +145,7 @@ class Workspace:
 
     def is_hidden(self, value: str) -> bool:
         """Tell whether callers cannot see that a view shares memory: it is no result, or the plan's alone."""
-        if value not in self.shown():
+        if value not in self.shown:
             return True
         while value in self.shown_by:
             value = self.shown_by[value]
