@@ -243,17 +243,17 @@ class ResumePoint:
         self.failures.append(why)
 
     def note_failure(self, why: str, origin: Any) -> None:
-        """Note that a recording from here failed; disable the point where no other recording is possible."""
+        """Note that a recording from here failed; disable the point where no other recording is possible.
+
+        One whose place is not known is tried again: a library's first call may have set up what it lacked.
+        """
+        known = origin is not None and origin[0] is not None
+        again = origin in self.poisoned if known else why in self.failures
         self.failures.append(why)
-        if (
-            origin is None
-            or origin[0] is None
-            or origin in self.poisoned
-            or len(self.failures) > MAX_FAILURES
-        ):
+        if again or len(self.failures) > MAX_FAILURES:
             self.dead = True
             self.take_back()
-        else:
+        elif known:
             self.poisoned.add(origin)
 
     def note_surprise(self, assumed: Assumed, met: Assumption) -> None:

@@ -360,6 +360,23 @@ programs(
 )
 
 
+@program
+def weak_references_after_changes():
+    class Kept:
+        pass
+
+    class Owner(torch.nn.Module):
+        def forward(self, x):
+            before, self.kept = weakref.ref(self.kept), Kept()
+            now = self.kept
+            self.own = weakref.ref(now) if before() is None else None
+            return x * (2 if before() is None else 3)
+
+    owner = Owner()
+    owner.kept = Kept()
+    return calls(owner, *(normals(3, 4),) * 3)
+
+
 class Attributes(dict):
     """Items as attributes, by methods of dictionaries themselves."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -212,3 +214,41 @@ def test_descriptors_in_python_are_set_and_deleted_in_the_graph():
         assert torch.equal(mine._value, its._value)
         assert left == its_left == {}
     assert fast.outcome == "whole"
+
+
+def test_recurrent_layers_behind_computed_weights_are_one_graph() -> None:
+    model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 4)), nn.LSTM(4, 5)).eval()
+    x, captured = torch.randn(2, 3, 4), capture(model)
+    for _ in range(2):
+        torch.testing.assert_close(captured(x)[0], model(x)[0])
+    assert captured.outcome == "whole", captured.explain()
+
+
+LAZY = """
+made = {}
+
+class Backend:
+    def __init__(self):
+        from . import inside
+        self.scale = inside.SCALE
+
+def backend():
+    if "torch" not in made:
+        made["torch"] = Backend()
+    return made["torch"]
+"""
+
+
+def test_what_a_library_sets_up_in_its_first_call_does_not_stop_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "lazy_library"
+    home.mkdir()
+    (home / "__init__.py").write_text(LAZY)
+    (home / "inside.py").write_text("SCALE = 3")
+    monkeypatch.syspath_prepend(tmp_path)
+    library = importlib.import_module("lazy_library")
+    captured, x = capture(lambda x: x * library.backend().scale), torch.ones(3)
+    for _ in range(4):
+        assert torch.equal(captured(x), 3 * x)
+    assert (captured.outcome, captured.calls["eager"]) == ("whole", 0), captured.explain()

@@ -183,12 +183,18 @@ def _call_getter(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: 
 
 def _call_reference(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     node, target = vm.heap.node(function), function()
-    if target is not None and id(target) not in vm.heap.arguments and may_have_died(vm):
+    held = id(target) in vm.heap.arguments or _is_local(vm, target)
+    if target is not None and not held and may_have_died(vm):
         raise vm.leave("a weak reference to what may have died meanwhile")
     if node.first(Itself.TARGET):
         # Never pinned: a record must not keep alive what is only weakly referred to.
         vm.heap.meet(target, f"{node.var}()", f"{node.var}()", stable=False)
     return target
+
+
+def _is_local(vm: Interpreter, value: Any) -> bool:
+    """Say whether a variable of an interpreted frame is bound to an object, which so lives."""
+    return any(item is value for frame in vm.frames for item in frame.slots.values())
 
 
 def _has_override(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> bool:
