@@ -21,6 +21,7 @@ from ladder.formats import (
     mlx,
     modelopt,
     native,
+    quanto,
     quark,
     torchao,
 )
@@ -63,6 +64,7 @@ FORMATS = (
     *comfy.FORMATS,
     *gemma.FORMATS,
     *quark.FORMATS,
+    *quanto.FORMATS,
     modelopt.NVFP4,
     modelopt.MXFP4,
     modelopt.INT4,
@@ -481,10 +483,10 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 """Types of words of codes."""
 
 CODE_NAMES = (".weight", "_weight", ".codes", ".indices", "._data", ".dqweight", ".qweight", ".B")
-"""Suffixes of codes, of what is not read too (AQLM, VPTQ, quanto, HIGGS, FP-Quant, Marlin)."""
+"""Suffixes of codes, of what is not read too (AQLM, VPTQ, HIGGS, FP-Quant, Marlin)."""
 
 UNREAD = (".trellis", ".Qidxs", ".bitmask", ".q_weight", "._data")
-"""Suffixes of codes of forms that are not read: EXL2 and 3, QTIP, QuIP#, sparse weights, quanto."""
+"""Suffixes of codes of forms that are not read: EXL2 and 3, QTIP, QuIP#, sparse weights, quanto's others."""
 
 BESIDE_CODES = (
     *(".qzeros", ".nbits", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),

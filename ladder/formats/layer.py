@@ -141,6 +141,7 @@ class Format:
     read: The tensor.
     dtype, rounding, converted: How the tool's own dequantization computes, see `Rule`.
     tool: What a stored tensor itself says of these, if the format keeps it.
+    by_groups: Whether a file does not say how many groups a row has: what is read has one in each row.
     doc: One line.
     """
 
@@ -158,6 +159,7 @@ class Format:
     converted: str = ""
     rename: Callable[[str], str] | None = None
     tool: Callable[[Layer], Rule] | None = None
+    by_groups: bool = False
     doc: str = ""
 
     def name_of(self, prefix: str) -> str:

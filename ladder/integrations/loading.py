@@ -15,6 +15,7 @@ from ladder.api.linear_modules import is_linear
 from ladder.api.stored_weight import TYPES
 from ladder.formats.checkpoint import Checkpoint, assign, config_of, load_checkpoint
 from ladder.formats.files import Arrays, read_json, read_safetensors
+from ladder.formats.quanto import regrouped
 from tile_types import QuantizedTensor, TType
 from tile_types.errors import CheckpointError, DTypeError, unknown_name
 
@@ -172,13 +173,13 @@ class StoredMatrix:
     """The weight of a layer in a checkpoint, read when the layer is made.
 
     name: Of the layer.
-    extents: N and K of the layer, or None if that is not to be compared.
+    extents: N and K of the layer; of experts, those of all of them below each other.
     checkpoint, sources: Where it is stored, and by which names.
     join: Makes the matrix of what is stored.
     """
 
     name: str
-    extents: tuple[int, int] | None
+    extents: tuple[int, int]
     checkpoint: Checkpoint
     sources: Sequence[str]
     join: Callable[[list[Any]], QuantizedTensor]
@@ -189,8 +190,9 @@ class StoredMatrix:
         Raises CheckpointError if it is of other extents than the layer.
         """
         matrix = self.join([self.checkpoint[source] for source in self.sources])
-        if self.extents is not None:
-            require_shape(self.name, self.extents, matrix)
+        if any(self.checkpoint.layers[source][0].by_groups for source in self.sources):
+            matrix = regrouped(matrix, self.extents)
+        require_shape(self.name, self.extents, matrix)
         return matrix
 
     def settle(self, layer: Linear) -> None:

@@ -34,6 +34,7 @@ from ladder.api.quantization import quantize
 from ladder.api.stacked_experts import (
     HOME,
     as_matrix,
+    held,
     holder,
     install,
     is_experts,
@@ -70,9 +71,9 @@ GIVEN: ContextVar[Checkpoint | None] = ContextVar("given", default=None)
 
 INPUTS = (
     *("input_scale", "input_zero_point", "input_global_scale"),
-    *("input_activation_scale", "output_activation_scale"),
+    *("output_scale", "input_activation_scale", "output_activation_scale"),
 )
-"""What compressed-tensors, ModelOpt and Gemma store of activations that are quantized by fixed scales."""
+"""What tools store of activations that are quantized by fixed scales."""
 
 
 @register_quantization_config(METHOD)
@@ -267,7 +268,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             wanted[name] = experts.sources(stack, number_of(model.get_submodule(path)), path, stored)
         for name, sources in wanted.items():
             if sources:
-                extents = extents_of(model.get_submodule(name)) if name in self.linear else None
+                extents = self._extents(model, name)
                 names = [stored[source] for source in sources]
                 self.held[name] = StoredMatrix(name, extents, checkpoint, names, experts.matrix_of)
                 self._empty(model, name)
@@ -280,6 +281,15 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         patterns = {re.sub(r"\d+", r"\\d+", re.escape(name)) for name in named}
         ignored = set(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
         model._keys_to_ignore_on_load_unexpected = ignored | {f"^{name}$" for name in patterns}  # type: ignore[assignment]
+
+    def _extents(self, model: torch.nn.Module, name: str) -> tuple[int, int]:
+        """Return the extents of the matrix that a layer's, or a stack of experts', weight is."""
+        if name not in self.stacks:
+            return extents_of(model.get_submodule(name))
+        path, stack = self.stacks[name]
+        module = model.get_submodule(path)
+        rows, columns = as_matrix(module, stack, held(module, stack)).shape
+        return rows, columns
 
     def _fill_tables(self, model: Any) -> None:
         """Put the dequantized tables of embeddings into a model, and into heads that are tied to them."""

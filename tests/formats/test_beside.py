@@ -85,8 +85,6 @@ WITHOUT_A_CONFIGURATION = {
     "executorch": {"weight": torch.int8, "scales": torch.float32},
     "gpt-fast": {"weight": torch.int32, "scales_and_zeros": torch.bfloat16},
     "AQLM": {"codes": torch.int8, "codebooks": torch.float16, "scales": torch.float16},
-    "quanto": {"weight._data": torch.int8, "weight._scale": torch.float16},
-    "quanto's 4 bits": {"weight._data._data": torch.uint8, "weight._scale": torch.float16},
     "TensorRT-LLM": {"weight": torch.uint8, "weights_scaling_factor": torch.float16},
     "MLC": {"q_weight": torch.int32, "q_scale": torch.float16},
     "EXL3": {"trellis": torch.int16, "suh": torch.float16},

@@ -329,6 +329,16 @@ def as_fp8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale_inv": scales, "input_scale": scale}
 
 
+def as_quanto(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    groups = weight.reshape(-1, GROUP)
+    shift = -groups.amin(1, keepdim=True)
+    scale = (groups.amax(1, keepdim=True) + shift) / 15
+    low, high = ((groups + shift) / scale).round().to(torch.uint8).chunk(2)
+    arrays = {"_data._data": low | high << 4, "_scale": scale, "_shift": shift}
+    ones = {f"{where}_scale": torch.tensor(1.0) for where in ("input", "output")}
+    return {**{f"weight.{part}": array for part, array in arrays.items()}, **ones}
+
+
 STORED: dict[str, tuple[Callable[[torch.Tensor], dict[str, torch.Tensor]], dict[str, Any]]] = {
     "gptq": (
         as_gptq,
@@ -340,6 +350,7 @@ STORED: dict[str, tuple[Callable[[torch.Tensor], dict[str, torch.Tensor]], dict[
     ),
     "pack-quantized": (as_packed, {"quant_method": "compressed-tensors", "format": "pack-quantized"}),
     "fp8-blocks": (as_fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "quanto-groups": (as_quanto, {"quant_method": "quanto"}),
 }
 
 
@@ -369,7 +380,8 @@ def test_models_of_other_tools(folder: Path, tmp_path: Path, form: str) -> None:
     assert len(layers) == 14
     checkpoint = ladder.load_checkpoint(tmp_path / "stored")
     for name, layer in layers.items():
-        assert torch.equal(layer.canonical.dequantize(), checkpoint[f"{name}.weight"].dequantize())
+        stored = checkpoint[f"{name}.weight"].dequantize()
+        assert torch.equal(layer.canonical.dequantize(), stored.view(layer.out_features, layer.in_features))
     plain = eager(model, folder)
     assert torch.allclose(logits(model), logits(plain), atol=1e-4, rtol=1e-3)
     model.save_pretrained(tmp_path / "ours")
