@@ -126,6 +126,13 @@ class GpuSchedule(Schedule):
         """Leave the hash behind: another process has others."""
         return {name: value for name, value in self.__dict__.items() if name != "_hash"}
 
+    def varied(self, **fields: object) -> GpuSchedule:
+        """Return a copy with other values of fields that a rule allows: unlike `replace`, none is checked."""
+        other = object.__new__(GpuSchedule)
+        other.__dict__.update(self.__dict__, **fields)
+        other.__dict__.pop("_hash", None)
+        return other
+
     def _problems(self) -> Iterator[str]:
         """Yield what is no schedule of any pipeline."""
         if self.pipeline not in GPU_PIPELINES:
@@ -247,5 +254,6 @@ def parse_plan(text: str) -> Plan:
     parts = re.split(r"^m<=(\d{1,18}):", text.strip(), flags=re.MULTILINE)
     if parts[0].strip() or len(parts) < 3:
         raise ParseError(f"not a plan: {text[:80]!r}; expected 'm<=LIMIT: schedule' for every range of M")
-    limits, schedules = parts[1::2], parts[2::2]
-    return Plan(tuple((int(m), parse_schedule(part)) for m, part in zip(limits, schedules, strict=True)))
+    limits, texts = parts[1::2], [part.strip() for part in parts[2::2]]
+    schedules = {text: parse_schedule(text) for text in dict.fromkeys(texts)}  # ranges apart share some
+    return Plan(tuple((int(m), schedules[text]) for m, text in zip(limits, texts, strict=True)))

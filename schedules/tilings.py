@@ -34,8 +34,9 @@ from schedules.footprint import (
     of_any_n,
     operand_bytes,
     promotes,
-    resources,
+    shared_bytes,
     stage_bytes,
+    warpgroup_blocks,
 )
 from schedules.layouts import lane_of, padded
 from schedules.legal import cuts_groups, grid_violations, is_legal, least_stages, placement_for
@@ -175,7 +176,7 @@ def tilings(
         if not _worthwhile(gemm, device, schedule, m):
             continue
         if full:
-            depths = (replace(schedule, stages=stages) for stages in RULES[pipeline].stages)
+            depths = (schedule.varied(stages=stages) for stages in RULES[pipeline].stages)
             legal = (deep for deep in depths if is_legal(gemm, device, deep))
             yield from _with_tails(gemm, device, legal, m) if missed else legal
         elif pipeline != "wgmma" or (
@@ -204,7 +205,7 @@ def _with_tails(
 @lru_cache(maxsize=4096)
 def _with_cut_tails(schedule: GpuSchedule) -> GpuSchedule:
     """Return the one such schedule: what is known of it is found faster by the same object."""
-    return replace(schedule, tails=True)
+    return schedule.varied(tails=True)
 
 
 def _column(gemm: Gemm, pipeline: str) -> Gemm:
@@ -238,9 +239,11 @@ def _shallow(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple[GpuSchedule
     found: list[GpuSchedule] = []
     for values in product(*choices.values()):
         fields = dict(zip(choices, values, strict=True))
+        if pipeline in SLICED and fields["warps"] % fields["split_k"]:
+            continue  # never legal, and half of them all
         tile = GpuSchedule(pipeline, stages=_smallest_depth(gemm, pipeline, fields["tile_k"]), **fields)
         if aligned(hint, gemm, tile) and is_legal(gemm, device, tile):
-            ways = (replace(tile, **grid) if grid else tile for grid in grids)
+            ways = (tile.varied(**grid) if grid else tile for grid in grids)
             found += (way for way in ways if way is tile or is_legal(gemm, device, way))
     return tuple(found)
 
@@ -249,7 +252,7 @@ def _grids(gemm: Gemm, choices: Mapping[str, Iterable[Any]]) -> tuple[dict[str, 
     """Return the ways in which blocks of wgmma may share tiles, whatever these are."""
     every = (dict(zip(choices, values, strict=True)) for values in product(*choices.values()))
     smallest = GpuSchedule("wgmma", RULES["wgmma"].tile_m[0], placement=placement_for(gemm))
-    return tuple(grid for grid in every if not any(grid_violations(gemm, replace(smallest, **grid))))
+    return tuple(grid for grid in every if not any(grid_violations(gemm, smallest.varied(**grid))))
 
 
 @lru_cache(maxsize=256)
@@ -278,7 +281,7 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
     found = None
     rule = RULES[schedule.pipeline]
     for stages in rule.depths or rule.stages:
-        deep = replace(schedule, stages=stages)
+        deep = schedule.varied(stages=stages)
         if not is_legal(gemm, device, deep):
             break
         if found and not until_enough:
@@ -290,7 +293,7 @@ def _depths(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> Iterator[G
         yield found
         yield from _deeper(gemm, device, found) if schedule.pipeline == "wgmma" else ()
     elif schedule.pipeline not in SLICED and schedule.tile_k <= SWIZZLE_ROW // operand_bytes(gemm):
-        shallow = (replace(schedule, stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
+        shallow = (schedule.varied(stages=s) for s in (3, 2, 1) if s in RULES[schedule.pipeline].stages)
         yield from (deep for deep in shallow if is_legal(gemm, device, deep))
 
 
@@ -302,16 +305,19 @@ def _deeper(gemm: Gemm, device: TileDevice, found: GpuSchedule) -> Iterator[GpuS
     """
     plain = gemm.weight.startswith("fp8") and gemm.activation.startswith("fp8")
     narrow = weight_bits(gemm) < lane_of(gemm.activation)
-    beside = resources(gemm, device, found).blocks_per_unit
+    beside = warpgroup_blocks(gemm, device, found)
+    crowded = beside > 1 and (narrow or found.split_k > 1)
+    if not crowded and not (plain and found.tile_m > FEW_ROWS):
+        return
     deepest: dict[int, GpuSchedule] = {}
     for stages in (stages for stages in RULES["wgmma"].stages if stages > found.stages):
-        deep = replace(found, stages=stages)
-        if not is_legal(gemm, device, deep):  # shared memory holds no deeper one either
+        deep = found.varied(stages=stages)
+        if shared_bytes(gemm, deep) > device.shared_per_block:  # all else is as legal as of fewer stages
             break
-        deepest[resources(gemm, device, deep).blocks_per_unit] = deep
+        deepest[warpgroup_blocks(gemm, device, deep)] = deep
     if narrow:
         yield from (deep for blocks, deep in deepest.items() if blocks < beside)
-    elif deepest and ((found.split_k > 1 and beside > 1) or (plain and found.tile_m > FEW_ROWS)):
+    elif deepest:
         yield deepest[min(deepest)]
 
 

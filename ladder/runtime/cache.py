@@ -19,12 +19,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ladder import knobs
 from ladder.installation import cache_root, installed_version, ladder_version, tvm_version
 from tile_types import get_type
 from tile_types.errors import CacheError, MissingToolError, path_of
@@ -50,8 +51,11 @@ SOURCES_FILE = "sources.json"
 """Stage -> text; apart from the manifest, because looking up a kernel need not read it."""
 
 
-NOTES = ("plans", "models")
-"""Folders of notes that can be made again: schedules that were chosen, models that were imported."""
+NOTES = ("plans", "models", "sources")
+"""Folders of notes that can be made again: chosen schedules, imported models, digests of sources."""
+
+CLOCK_STEP = 2.0
+"""Seconds within which a file may be written twice and bear one time."""
 
 STALE_SECONDS = 3600.0
 """A temporary folder older than this belongs to a process that was killed."""
@@ -75,19 +79,51 @@ APART = frozenset(
 def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str:
     """Return a digest of every source file that takes part in making a kernel, or of other packages.
 
-    LLVM's text (``.ll``) is linked into kernels of AMD GPUs.
+    LLVM's text (``.ll``) is linked into kernels of AMD GPUs. The digest is kept on disk for as long as no
+    file is written or replaced: reading all of them takes a large part of a warm call.
 
     packages: Folders below ``root``; what `APART` names below them is left out.
     """
-    digest = hashlib.sha256()
+    files = list(_source_files(packages, root))
+    states = [file.stat() for file in files]
+    newest = max((max(state.st_mtime, state.st_ctime) for state in states), default=0.0)
+    if not knobs.settings.cache or newest + CLOCK_STEP > time.time():
+        return _digest_of(files, root)
+    facts = ((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in states)
+    text = repr([(str(root), FORMAT), *zip((file.path for file in files), facts, strict=True)])
+    key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    kept = KernelCache().read_note("sources", key)
+    if not isinstance(kept, str):
+        kept = _digest_of(files, root)
+        with contextlib.suppress(CacheError):  # the kernel's own entry then says so
+            KernelCache().write_note("sources", key, kept)
+    return kept
+
+
+def _source_files(packages: tuple[str, ...], root: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield the files that `source_digest` reads, in the order of their names."""
     apart = {str(root / name) for name in APART - set(packages)}
+
+    def below(folder: str) -> Iterator[os.DirEntry[str]]:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from below(entry.path) if entry.path not in apart else ()
+            elif entry.name.endswith((".py", ".ll")):
+                yield entry
+
     for package in packages:
-        for folder, inner, files in os.walk(root / package):
-            inner[:] = sorted(name for name in inner if os.path.join(folder, name) not in apart)
-            for path in sorted(os.path.join(folder, name) for name in files if name.endswith((".py", ".ll"))):
-                digest.update(f"{path.removeprefix(str(root))}\0".encode())
-                with open(path, "rb") as file:
-                    digest.update(hashlib.sha256(file.read()).digest())
+        yield from below(str(root / package))
+
+
+def _digest_of(files: Sequence[os.DirEntry[str]], root: Path) -> str:
+    """Return a digest of the names and contents of files."""
+    digest = hashlib.sha256()
+    for entry in files:
+        digest.update(f"{entry.path.removeprefix(str(root))}\0".encode())
+        with open(entry.path, "rb") as file:
+            digest.update(hashlib.sha256(file.read()).digest())
     return digest.hexdigest()
 
 

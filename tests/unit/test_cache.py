@@ -114,6 +114,32 @@ def test_every_package_that_decides_a_kernel_is_in_the_key(tmp_path: Path) -> No
     assert digest(("ladder/frontend",), root) != digest(("ladder/capture",), root)
 
 
+def test_digests_of_sources_are_kept_until_a_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, read = cache.source_digest.__wrapped__, []
+    monkeypatch.setattr(cache, "_digest_of", lambda files, root: read.append(1) or f"{len(read)} times")
+    source = tmp_path / "sources" / "tile_types" / "one.py"
+    source.parent.mkdir(parents=True)
+
+    def found(clock: float) -> str:
+        monkeypatch.setattr(cache.time, "time", lambda: clock)
+        return str(digest(("tile_types",), tmp_path / "sources"))
+
+    with knobs.override(cache_dir=tmp_path / "cache"):
+        source.write_text("a = 1")
+        now = source.stat().st_ctime
+        assert [found(now), found(now)] == ["1 times", "2 times"]  # it may be written again at that time
+        assert [found(now + 9), found(now + 9)] == ["3 times", "3 times"]
+        source.write_text("a = 2")  # as long as before
+        os.utime(source, (now, now))
+        assert [found(now + 99), found(now + 99)] == ["4 times", "4 times"]
+        with knobs.override(cache=False):
+            assert found(now + 99) == "5 times"
+        KernelCache(tmp_path / "cache").clear()
+        assert found(now + 99) == "6 times"
+
+
 def imported(path: Path, root: Path) -> set[Path]:
     """Return the files of ours that a file imports, in functions too."""
     names: set[str] = set()

@@ -170,6 +170,11 @@ def test_every_tiling_is_legal() -> None:
     for m in (8, 64, 4096):
         for schedule in tilings(INT4, H200, pipelines_for(H200, m)[0], m, full=True):
             assert resources(INT4, H200, schedule).shared <= H200.shared_per_block
+    for gemm in (INT4, replace(INT4, activation="int8"), Gemm(4096, 4096, "fp8_e4m3", "fp8_e4m3")):
+        for pipeline, m in (("gemv", 8), ("wgmma", 16), ("wgmma", 96), ("wgmma", 8192)):
+            found = list(tilings(gemm, H200, pipeline, m))
+            assert found
+            assert all(is_legal(gemm, H200, schedule) for schedule in found)
 
 
 def test_model_knows_what_binds() -> None:
@@ -246,6 +251,8 @@ def test_schedules_keep_their_hash_to_themselves() -> None:
     assert hash(schedule) == hash(GpuSchedule("gemv", 8)) != hash(GpuSchedule("gemv", 16))
     assert "_hash" not in vars(pickle.loads(pickle.dumps(schedule)))
     assert pickle.loads(pickle.dumps(schedule)) == schedule
+    assert schedule.varied(tile_m=16) == GpuSchedule("gemv", 16)
+    assert hash(schedule.varied(tile_m=16)) == hash(GpuSchedule("gemv", 16))
 
 
 def test_planning_is_quick() -> None:
