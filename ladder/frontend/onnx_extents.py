@@ -260,6 +260,7 @@ FLOATS = frozenset(("ai.onnx.ml::TreeEnsembleRegressor", "ai.onnx.ml::TreeEnsemb
 TYPED_BY: Mapping[str, Sequence[int]] = {
     "com.microsoft::MatMulIntegerToFloat": (2,),
     "com.microsoft::QGemm": (8, 1),
+    "com.microsoft::QAttention": (3,),
     "com.microsoft::GatherBlockQuantized": (2,),
     "com.microsoft::QLinearConcat": (2,),
     "com.microsoft::LayerNormalization": (1,),

@@ -31,6 +31,7 @@ from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_til
 from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row_holds, unknown_row
 from ladder.frontend.onnx_meeting import by_row
 from ladder.frontend.onnx_native import add_native
+from ladder.frontend.onnx_nibbles import in_bytes
 from ladder.frontend.onnx_sizes import Shapes, SizeDecided, fixed_sizes
 from ladder.frontend.onnx_stages import (
     Imported,
@@ -223,6 +224,7 @@ class Walk:
     def node(self, node: Any, versions: Mapping[str, int]) -> None:
         """Compute a node now, add it to a plan, or make it a stage."""
         try:
+            node = in_bytes(node, self.values)
             found = self._computed(node, versions)
         except ImportRefused:
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -351,3 +352,72 @@ def test_pictures_are_cropped() -> None:
     assert torch.equal(
         run(Operation("Crop", 1, {"border": [1, 2, 0, 0], "scale": [2, 3]}), x), x[:, :, 2:4, 1:4]
     )
+
+
+TABLES = {
+    "int4": (ml_dtypes.int4, -8, 0),
+    "uint4": (ml_dtypes.uint4, 0, 0),
+    "bytes of two codes": (np.uint8, 0, 8),
+    "bytes": (np.uint8, 0, 128),
+}
+"""How a table is stored -> type, least number, and the zero point where none is given."""
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("form", TABLES)
+def test_rows_of_stored_tables(form: str, zeros: bool) -> None:
+    """onnxruntime's definition: bytes have a zero point in the middle unless they are given others."""
+    kind, least, middle = TABLES[form]
+    bits = 8 if form == "bytes" else 4
+    codes, zero = (RANDOM.integers(least, least + 2**bits, (9, n)) for n in (32, 2))
+    stored = {"table": codes, "zero": zero} if zeros else {"table": codes}
+    if form == "bytes of two codes":
+        stored = {name: array[:, ::2] | array[:, 1::2] << 4 for name, array in stored.items()}
+    stored = {name: array.astype(kind) for name, array in stored.items()}
+    scale, at = floats(9, 2), np.array([[3, 0], [8, 3]])
+    given = f"<block_size: int = 16, quantize_axis: int = 1, bits: int = {bits}>"
+    node = f"com.microsoft.GatherBlockQuantized {given} (table, i, s{', zero' if zeros else ''})"
+    text = f"g (int64[b, l] i) => (y) {{ y = {node} }}"
+    found = ladder.compile(model_of(text, s=scale, **stored))(torch.from_numpy(at))
+    wanted = (codes - (np.repeat(zero, 16, -1) if zeros else middle)) * np.repeat(scale, 16, -1)
+    assert np.array_equal(found.numpy(), wanted[at].astype(np.float32))
+
+
+def test_attention_of_bytes_is_that_of_their_values() -> None:
+    """Its results are of the type of the scales, also where the file does not say so."""
+    codes = RANDOM.integers(-128, 128, (16, 48)).astype(np.int8)
+    x = torch.from_numpy(RANDOM.integers(0, 256, (2, 3, 16)).astype(np.uint8))
+    stored = {
+        "b": floats(48),
+        "w": codes,
+        "sx": np.float32(0.02),
+        "sw": np.float32(0.01),
+        "zx": np.uint8(120),
+    }
+    node = "com.microsoft.QAttention <num_heads: int = 2, unidirectional: int = 1> (x, w, b, sx, sw, , zx)"
+    found = ladder.compile(model_of(f"g (uint8[b, l, 16] x) => (y) {{ y = {node} }}", **stored))(x)
+    plain = "com.microsoft.Attention <num_heads: int = 2, unidirectional: int = 1> (x, w, b)"
+    model = model_of(
+        f"g (float[b, l, 16] x) => (y) {{ y = {plain} }}", b=stored["b"], w=codes * np.float32(0.01)
+    )
+    wanted = ladder.compile(model)((x.float() - 120) * 0.02)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+FUSED = {
+    "Elu": ({"alpha": 0.3}, lambda x: F.elu(x, 0.3)),
+    "Selu": ({"alpha": 0.5, "gamma": 1.5}, lambda x: 1.5 * F.elu(x, 0.5)),
+    "Softplus": ({}, F.softplus),
+    "Softsign": ({}, F.softsign),
+    "ThresholdedRelu": ({"alpha": 0.7}, lambda x: F.threshold(x, 0.7, 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_products_fused_with_functions(name: str) -> None:
+    numbers, function = FUSED[name]
+    given = "".join(f", activation_{key}: float = {value}" for key, value in numbers.items())
+    node = f'com.microsoft.FusedGemm <activation: string = "{name}"{given}> (x, w, b)'
+    w, b, x = floats(4, 5), floats(5), torch.from_numpy(floats(3, 4))
+    found = ladder.compile(model_of(f"g (float[n, 4] x) => (y) {{ y = {node} }}", w=w, b=b))(x)
+    torch.testing.assert_close(found, function(x @ torch.from_numpy(w) + torch.from_numpy(b)))

@@ -69,9 +69,8 @@ def _gather_block_quantized(op: Operation, codes: Any, indices: Any, scales: Any
         raise ShapeError(f"{op.name} of blocks along another than the last axis is not supported")
     bits, block = op.get("bits", 4), op.get("block_size", 128)
     rows = codes[indices.long()]
-    rows = (
-        unpacked(rows, bits, rows.shape[-1] * (8 // bits)) if rows.dtype == torch.uint8 and bits < 8 else rows
-    )
+    packed = rows.dtype == torch.uint8 and bits < 8
+    rows = unpacked(rows, bits, rows.shape[-1] * (8 // bits)) if packed else rows.to(torch.int32)
     factor = scales[indices.long()]
     zero: Any = (1 << (bits - 1)) if codes.dtype == torch.uint8 else 0
     if zeros is not None:
@@ -421,6 +420,11 @@ ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "Clip": lambda x, low=float("-inf"), high=float("inf"): x.clamp(low, high),
     "HardSigmoid": lambda x, alpha=0.2, beta=0.5: (alpha * x + beta).clamp(0, 1),
     "HardSwish": F.hardswish,
+    "Elu": F.elu,
+    "Selu": lambda x, alpha=1.67326319217681885, gamma=1.05070102214813232: gamma * F.elu(x, alpha),
+    "Softplus": F.softplus,
+    "Softsign": F.softsign,
+    "ThresholdedRelu": lambda x, alpha=1.0: torch.where(x > alpha, x, 0),
     "Gelu": F.gelu,
 }
 """Functions that products are fused with."""
