@@ -87,6 +87,8 @@ def require_callable(function: object, what: str) -> None:
 def path_of(value: object, what: str) -> Path:
     """Return a path as one; raises DTypeError, "<what> must be a path, got <type>", for what is none."""
     require_kind(value, (str, os.PathLike), f"{what} must be a path")
+    if "\0" in str(value):
+        raise DTypeError(f"{what} must be a path, which has no null character, got {str(value)!r}")
     return Path(value)  # type: ignore[arg-type]
 
 
@@ -168,4 +170,10 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     within = [asked] if asked in names else [each for each in names if len(asked) > 2 and asked in each]
     close = within[:3] or difflib.get_close_matches(asked, names, n=3, cutoff=0.41)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; known: {', '.join(names)}"
-    return UnknownNameError(f"unknown {kind} {name!r}{hint}")
+    return UnknownNameError(f"unknown {kind} {shown(name)}{hint}")
+
+
+def require_name(kind: str, name: object, known: Iterable[str]) -> None:
+    """Raise `unknown_name` unless a value is one of the texts that are known; arrays are no texts."""
+    if not isinstance(name, str) or name not in known:
+        raise unknown_name(kind, name, known)

@@ -22,6 +22,7 @@ from tile_types.errors import (
     ValueRangeError,
     positive_number,
     require_kind,
+    require_name,
     unknown_name,
 )
 from tile_types.floats import QUIET_NAN, FloatFormat
@@ -245,11 +246,9 @@ def group_scaled(element: str, group_size: int, *, scale: str = "float16", zero:
         asked of a type that has values other than consecutive integers.
     """
     base = get_type(element)
-    kind = zero or "none"
-    if kind not in _ZERO_SUFFIX:
-        raise unknown_name("kind of zero point", kind, _ZERO_SUFFIX)
-    if scale not in SCALE_TYPES:
-        raise unknown_name("scale type", scale, SCALE_TYPES)
+    kind = "none" if zero is None else zero
+    require_name("kind of zero point", kind, _ZERO_SUFFIX)
+    require_name("scale type", scale, SCALE_TYPES)
     positive_number(group_size, "group_size")
     if base.is_block:
         raise ConversionError(f"{element} is a block type already; give its element {base.element!r}")

@@ -16,6 +16,7 @@ from tile_types.errors import (
     ShapeError,
     ValueRangeError,
     require_kind,
+    require_name,
     shown,
     unknown_name,
     whole_number,
@@ -196,12 +197,13 @@ def _recipe(
 ) -> Recipe:
     """Fill in defaults and refuse contradictions."""
     element = ttype.element_type
-    if scaling is not None and scaling not in (*SCALINGS, "none"):
-        raise unknown_name("scaling", scaling, (*SCALINGS, "none"))
-    if zero is not None and zero not in ZERO_KINDS:
-        raise unknown_name("kind of zero point", zero, ZERO_KINDS)
-    if scale_type is not None and scale_type not in SCALE_TYPES:
-        raise unknown_name("scale type", scale_type, SCALE_TYPES)
+    for kind_of, given, known in (
+        ("scaling", scaling, (*SCALINGS, "none")),
+        ("kind of zero point", zero, ZERO_KINDS),
+        ("scale type", scale_type, SCALE_TYPES),
+    ):
+        if given is not None:
+            require_name(kind_of, given, known)
     if ttype.is_block:
         block, scale_type, zero = _forced(ttype, block, scale_type, zero)
     kind = zero or _implied_zero(element, scaling)

@@ -101,6 +101,7 @@ class QuantizedTensor:
     factors: Mapping[str, Factored] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        require_kind(self.ttype, TType, "ttype of a quantized matrix is a TType")
         if not self.type_name:
             object.__setattr__(self, "type_name", self.ttype.name)
         if self.ttype.is_block:

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from tile_types.errors import ConversionError, unknown_name
+from tile_types.errors import ConversionError, require_name, unknown_name
 from tile_types.library import get_type
 from tile_types.ttype import NOT_CONSECUTIVE, TType
 
@@ -45,8 +45,7 @@ def representable(ttype: TType | str, core: str, zero: str = "none") -> bool:
         must keep at least bfloat16's precision and hold the codes' values.
     Raises UnknownNameError if the type, the core or the kind of zero point does not exist.
     """
-    if zero not in ZERO_KINDS:
-        raise unknown_name("kind of zero point", zero, ZERO_KINDS)
+    require_name("kind of zero point", zero, ZERO_KINDS)
     return _representable(get_type(ttype).element_type, _core(core), zero)
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tile_types.errors import ShapeError
+from tile_types.errors import ShapeError, require_kind
 from tile_types.library import get_type
 from tile_types.packing import storage_bytes
 from tile_types.ttype import TType
@@ -42,6 +42,7 @@ class Tile:
     layout: Any = None
 
     def __post_init__(self) -> None:
+        require_kind(self.shape, (tuple, list), "the shape of a tile is a tuple of extents")
         if any(isinstance(extent, int) and extent < 0 for extent in self.shape):
             raise ShapeError(f"a tile needs extents >= 0, got {self.shape}")
 

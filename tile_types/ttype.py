@@ -48,6 +48,8 @@ class Metadata:
     scope: str = "block"
 
     def __post_init__(self) -> None:
+        for field_name in ("name", "ttype", "scope"):
+            require_kind(getattr(self, field_name), str, f"{field_name} of metadata is a text")
         if (self.name, self.scope) not in STORED:
             known = ", ".join(f"{name} per {scope}" for name, scope in STORED)
             raise ValueRangeError(

@@ -7,10 +7,13 @@ from typing import Any
 import torch
 
 from tile_types.arrays import torch_dtype
-from tile_types.errors import DTypeError, ShapeError, unknown_name
+from tile_types.errors import DTypeError, ShapeError, require_kind, unknown_name, whole_number
 
 LIMITS = {"int8": 127.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 """Types with a scale per token and head: their largest magnitude."""
+
+RANK = 4
+"""Axes of keys and values."""
 
 STORED = {
     name: torch_dtype(name) for name in ("int8", "fp8_e4m3", "fp8_e5m2", "float16", "bfloat16", "float32")
@@ -49,6 +52,10 @@ class KVCache(torch.nn.Module):
         self, batch: int, heads: int, capacity: int, size: int, ttype: str = "float16", device: Any = None
     ) -> None:
         super().__init__()
+        given = {"batch": batch, "heads": heads, "capacity": capacity, "size": size}
+        for name, extent in given.items():
+            if whole_number(extent, f"{name} of a KV cache") < 0:
+                raise ShapeError(f"{name} of a KV cache must be at least 0, got {extent}")
         self.extents, self.where = (batch, heads, capacity, size), device
         self.ttype, self.length = ttype, 0
         self.set_type(ttype)
@@ -85,9 +92,12 @@ class KVCache(torch.nn.Module):
         DTypeError
             If they are no floats.
         """
-        end = self.length + keys.shape[2]
+        for new in (keys, values):
+            require_kind(new, torch.Tensor, "keys and values are tensors")
         batch, heads, capacity, size = self.extents
-        if end > capacity or keys.shape != (batch, heads, keys.shape[2], size) or values.shape != keys.shape:
+        count = keys.shape[2] if keys.dim() == RANK else 0
+        end = self.length + count
+        if end > capacity or keys.shape != (batch, heads, count, size) or values.shape != keys.shape:
             raise ShapeError(
                 f"{tuple(keys.shape)} and {tuple(values.shape)} do not fit a cache {self.extents}"
                 f" that holds {self.length} tokens"

@@ -15,7 +15,7 @@ from ladder.ir.windows import Pair, Windows
 from ladder.runtime import convolve, operator
 from ladder.runtime.compile import Request
 from ladder.runtime.tokens import EIGHT_BIT
-from tile_types.errors import DTypeError, ShapeError, require_kind
+from tile_types.errors import DTypeError, ShapeError, require_kind, whole_number
 
 CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d)
 
@@ -74,7 +74,8 @@ class Conv(torch.nn.Module):
         if conv.bias is not None:
             linear.bias.data.copy_(conv.bias.detach())
         if options.get("group_size") is not None:  # kernels of few channels have one group
-            options["group_size"] = min(options["group_size"], matrix.shape[1])
+            size = whole_number(options["group_size"], "group_size")
+            options["group_size"] = min(size, matrix.shape[1])
         product = Linear.from_linear(linear, weight, **options)
         kernel, stride = _pair(conv.kernel_size, 1), _pair(conv.stride, 1)
         padding, dilation = _pair(conv.padding, 0), _pair(conv.dilation, 1)

@@ -19,7 +19,7 @@ from schedules.schedule import Plan
 from targets import TileDevice, get_device
 from tile_types import QuantizedTensor, TType
 from tile_types.arrays import is_torch
-from tile_types.errors import positive_number, sequence_of
+from tile_types.errors import positive_number, require_kind, sequence_of
 
 
 class GroupedMatmul:
@@ -162,6 +162,7 @@ class GroupedMatmul:
         DTypeError, DeviceError, ShapeError
             If an argument does not fit.
         """
+        require_kind(x, torch.Tensor, "x must be a tensor")
         check_packed(packed)
         layout = self.layout(x.device.type)
         if packed.layout != layout:

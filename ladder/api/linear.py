@@ -123,6 +123,8 @@ class Linear(NonDynamicallyQuantizableLinear):
         self.in_features, self.out_features = in_features, out_features
         self.keep_canonical, self.batch_invariant = keep_canonical, batch_invariant
         self._options = {"weight": weight, "group_size": group_size, "zero": zero}
+        require_kind(activation, (str, type(None)), "activation is the name of a type or None")
+        require_kind(dtype, (torch.dtype, type(None)), "dtype of a layer is one of torch's, or None")
         self._activation = activation
         self._where = torch.empty(0, device=device).device
         self._keep(None)

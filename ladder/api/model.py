@@ -13,7 +13,7 @@ from ladder.api.freeze import Frozen, freeze
 from ladder.capture import Captured, capture
 from ladder.capture.records import Backend
 from ladder.runtime.model.build import Built
-from tile_types.errors import require_kind
+from tile_types.errors import path_of, require_kind
 
 if TYPE_CHECKING:
     from ladder.api.onnx_model import OnnxModel
@@ -95,7 +95,7 @@ class Compiled(Captured):
         """
         from ladder.runtime.model.saved import save_model
 
-        where = Path(path)  # a tensor in its place says so at once
+        where = path_of(path, "the file")
         return save_model(self._frozen(arguments, named, open_axes).whole(), where, sign)
 
     def to_onnx(
@@ -119,7 +119,7 @@ class Compiled(Captured):
         """
         from ladder.frontend.onnx_export import export_onnx
 
-        where = Path(path)
+        where = path_of(path, "the file")
         return export_onnx(self._frozen(arguments, named).imported(), where, external=external)
 
     def _frozen(

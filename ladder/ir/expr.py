@@ -15,7 +15,14 @@ from typing import Any
 from ladder.ir.extents import Shape, canonical, show_shape
 from ladder.ir.indexing import Affine
 from ladder.ir.ops import OPERATORS, get_operator
-from tile_types.errors import DTypeError, ShapeError, require_callable, require_kind, sequence_of
+from tile_types.errors import (
+    DTypeError,
+    ShapeError,
+    require_callable,
+    require_kind,
+    sequence_of,
+    whole_number,
+)
 from tile_types.library import get_type, group_scaled
 from tile_types.tile import Extent
 from tile_types.ttype import TType
@@ -229,7 +236,8 @@ def tensor(
         if (zero or "none") != "none":
             raise ShapeError(f"tensor {name!r}: zero points need group_size (-1 for one per row)")
         return Tensor(name, extents, found)
-    size = extents[-1] if group_size == -1 else group_size
+    width = whole_number(group_size, f"tensor {name!r}: group_size")
+    size = extents[-1] if width == -1 else width
     if not isinstance(size, int):
         raise ShapeError(f"tensor {name!r}: group_size=-1 needs a known last extent, it is {size!r}")
     return Tensor(name, extents, group_scaled(found.name, size, scale=scale, zero=zero))
@@ -271,6 +279,7 @@ def compute(
     """
     require_callable(body, "the body of a computation is a function of its indices")
     extents = _extents(shape)
+    require_kind(reduce, (Mapping, type(None)), "reduce is a dict from names of indices to extents")
     reduced = {key: canonical(extent) for key, extent in (reduce or {}).items()}
     axes = _axis_names(body, len(extents), reduced)
     indices = {key: Index(Affine(((key, 1),))) for key in (*axes, *reduced)}

@@ -41,6 +41,13 @@ def has_power_scales(ttype: TType) -> bool:
     return bool((np.abs(np.frexp(values[np.isfinite(values)])[0]) == 0.5).all())
 
 
+FLAGS = (
+    *("scale", "token_scale", "bias", "masked", "power_scales", "residual", "factor"),
+    *("batch_invariant", "gate_last"),
+)
+"""Fields of `Gemm` that are True or False."""
+
+
 @dataclass(frozen=True)
 class Gemm:
     """``out[m,n] = epilogue(token_scale[m] row_scale[n] factor[n] acc[m,n] + bias[n] + residual[m,n])``.
@@ -157,9 +164,12 @@ class Gemm:
                 raise DTypeError(f"{label} must be one of {', '.join(allowed)}, got {value!r}")
 
     def _check_kinds(self) -> None:
-        for name in ("n", "k", "group_size", "experts"):
+        for name in ("n", "k", "group_size", "experts", "slots", "token_group"):
             whole_number(getattr(self, name), f"{name} of a product")
-        require_kind(self.weight, str, "the weight type of a product is a name")
+        for name in ("weight", "activation", "output", "zero", "gate"):
+            require_kind(getattr(self, name), str, f"{name} of a product is a name")
+        for name in FLAGS:
+            require_kind(getattr(self, name), int, f"{name} of a product is True or False")
 
     def _check_windows(self) -> None:
         if self.windows is None:

@@ -119,6 +119,8 @@ class PackedWeight:
     """The tensors whose memory the arrays are."""
 
     def __post_init__(self) -> None:
+        require_kind(self.gemm, Gemm, "gemm of a packed weight is the problem it was packed for")
+        require_kind(self.arrays, Mapping, "arrays of a packed weight are tensors by name")
         object.__setattr__(self, "layout", layout_of(self.gemm, self.family, self.order))
         object.__setattr__(self, "owners", list(self.arrays.values()))
         object.__setattr__(self, "arrays", {name: _viewed(each) for name, each in self.arrays.items()})

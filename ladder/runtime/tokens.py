@@ -16,7 +16,7 @@ from ladder.runtime.threads import keep_apart
 from schedules.quantization import Quantization, tilings
 from targets import get_device, host_cpu
 from tile_types.arrays import torch_dtype
-from tile_types.errors import DTypeError, ShapeError
+from tile_types.errors import DTypeError, ShapeError, shown
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +74,8 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     """
     import torch
 
-    if activation not in EIGHT_BIT:
-        raise DTypeError(f"tokens are quantized to {', '.join(EIGHT_BIT)}, got {activation!r}")
+    if not isinstance(activation, str) or activation not in EIGHT_BIT:
+        raise DTypeError(f"tokens are quantized to {', '.join(EIGHT_BIT)}, got {shown(activation)}")
     source = str(x.dtype).removeprefix("torch.")
     require_quantizable(source)
     if x.layout not in (torch.strided, torch.jagged) or not x.dim() or not x.shape[-1]:

@@ -23,7 +23,7 @@ from ladder.simulate.program import flatten
 from ladder.simulate.translate import Calls, Translator
 from ladder.simulate.values import Array
 from targets import TileDevice, get_device
-from tile_types.errors import DeviceError, unknown_name
+from tile_types.errors import DeviceError, positive_number, require_name, whole_number
 
 BATCH_WARPS = 96
 """Warps that are simulated together: enough to share numpy's cost per statement, few enough for memory."""
@@ -32,7 +32,7 @@ BATCH_WARPS = 96
 STAGES = {
     "emitted": "TIR as the emitters write it",
     "passed": "TIR as TVM's passes leave it to the code generator",
-    "code": "machine code, of AMD GPUs of the GFX9 generation only",
+    "code": "machine code, of AMD GPUs only",
 }
 """Stages of a kernel that can be executed."""
 
@@ -140,8 +140,10 @@ def simulate_launch(
     Raises SimulationError if the arrays do not fit the function's arguments.
     """
     for what, name, known in (("order of warps", order, ORDERS), ("stage of a kernel", stage, STAGES)):
-        if name not in known:
-            raise unknown_name(what, name, known)
+        require_name(what, name, known)
+    whole_number(seed, "seed")
+    if blocks is not None:
+        positive_number(blocks, "blocks", "None for all")
     device = get_device(target)
     calls = calls_of(device)
     called = names or [f"argument {index}" for index in range(len(arrays))]

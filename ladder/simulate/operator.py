@@ -20,7 +20,7 @@ from ladder.simulate.launch import SimulationResult, calls_of, simulate_launch
 from ladder.simulate.values import NUMPY, Array
 from targets import TileDevice
 from tile_types.arrays import torch_dtype
-from tile_types.errors import DeviceError, ShapeError
+from tile_types.errors import DeviceError, ShapeError, require_kind
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ def simulate(
     from ladder.api.lowered import Lowered
     from ladder.runtime.packed import PackedWeight
 
-    lowered = op.lower(target) if hasattr(op, "lower") else op
+    lowered = _lowered(op, x, target)
     options = {"order": order, "seed": seed, "blocks": blocks, "stage": stage}
     if not isinstance(packed, PackedWeight) or not isinstance(lowered, Lowered):
         return simulate_scaled(lowered, x, packed, bias, expected, cancellation, options)
@@ -128,6 +128,22 @@ def simulate(
     launch.run(x, packed.to("cpu"), given, ranges, token_scale)
     assert launch.result is not None
     return _compared(launch.result, launch.owned, expected, launch.gemm, cancellation)
+
+
+def _lowered(op: Any, x: Any, target: str | TileDevice | None) -> Lowered | ScaledLowered:
+    """Return an operator on a target; raises DTypeError if it is none, or x no tensor."""
+    import torch
+
+    from ladder.api.lowered import Lowered
+    from ladder.api.scaled import ScaledLowered
+    from tile_types import QuantizedTensor
+
+    require_kind(x, (torch.Tensor, QuantizedTensor), "x is a tensor")
+    lowered: Lowered | ScaledLowered = (
+        op.lower(target) if hasattr(op, "lower") and not isinstance(op, str) else op
+    )
+    require_kind(lowered, (Lowered, ScaledLowered), "op is an operator, or what its lower returned")
+    return lowered
 
 
 def _of_slots(lowered: Lowered, x: torch.Tensor) -> Lowered:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +22,16 @@ HELD = ladder.quantize(torch.ones(4, 64), "int4", group_size=64)
 CODES = torch.zeros(4, 64, dtype=torch.uint8)
 PRODUCT = ladder.Matmul(N=4, K=64, weight="int4", group_size=64)
 EXPERTS = ladder.GroupedMatmul(1, N=4, K=64, weight="int4", group_size=64)
+
+
+GPU = ladder.Matmul(N=4, K=64, weight="int4", group_size=64, target="rocm/gfx942")
+ROWS = torch.ones(2, 64).half()
+CONV = torch.nn.Conv2d(8, 8, 3)
+
+
+@cache
+def packed() -> Any:
+    return GPU.pack(HELD, "cpu")
 
 
 def _floats(odd: Any) -> Any:
@@ -57,6 +70,65 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "pack on": lambda odd: PRODUCT.pack(HELD, odd),
     "Conv": lambda odd: ladder.Conv.from_conv(torch.nn.Conv2d(8, 8, 3), "int4")(odd),
 }
+
+
+TEXTS: list[Any] = [np.ones(2), torch.zeros(3), [], {}, 1.5, object()]
+"""No names: some have no truth value, some no hash."""
+
+NAMES: dict[str, Callable[[Any], Any]] = {
+    "zero": lambda odd: ladder.quantize(torch.ones(2, 64), "int4", zero=odd),
+    "scaling": lambda odd: ladder.quantize(torch.ones(2, 64), "int4", scaling=odd),
+    "scale_type": lambda odd: ladder.quantize(torch.ones(2, 64), "int4", scale_type=odd),
+    "output": lambda odd: ladder.Matmul(N=64, K=64, weight="int4", output=odd),
+    "zero of a product": lambda odd: ladder.Matmul(N=64, K=64, weight="int4", group_size=64, zero=odd),
+    "masked": lambda odd: ladder.GroupedMatmul(1, N=64, K=64, weight="int4", masked=odd),
+    "scale of blocks": lambda odd: ladder.group_scaled("int4", 32, scale=odd),
+    "zero of blocks": lambda odd: ladder.group_scaled("int4", 32, zero=odd),
+    "metadata": lambda odd: ladder.Metadata(odd, "e8m0"),
+    "activation of a layer": lambda odd: ladder.Linear(64, 64, activation=odd),
+    "dtype of a layer": lambda odd: ladder.Linear(64, 64, dtype=odd),
+    "group_size of a convolution": lambda odd: ladder.Conv.from_conv(CONV, "int4", group_size=odd),
+    "group_size of a tensor": lambda odd: ladder.tensor("A", (4, 64), "int4", group_size=odd),
+    "reduce": lambda odd: ladder.compute((4,), lambda i: i, reduce=odd),
+    "extent of a cache": lambda odd: ladder.KVCache(1, odd, 4, 8),
+    "keys": lambda odd: ladder.KVCache(1, 2, 4, 8).append(odd, odd),
+    "tokens of experts": lambda odd: EXPERTS(odd, EXPERTS.pack([HELD]), torch.tensor([0, 1])),
+    "a quantized matrix": lambda odd: ladder.QuantizedTensor(odd, (4, 64), HELD.storage, (1, 64)),
+    "a packed weight": lambda odd: ladder.PackedWeight(odd, "cpu", {}),
+    "a tile": lambda odd: ladder.Tile(HELD.ttype, odd),
+    "op to simulate": lambda odd: ladder.simulate(odd, torch.ones(2, 64), EXPERTS.pack([HELD])),
+    "x to simulate": lambda odd: ladder.simulate(GPU, odd, packed()),
+    "blocks to simulate": lambda odd: ladder.simulate(GPU, ROWS, packed(), blocks=odd),
+    "stage to simulate": lambda odd: ladder.simulate(GPU, ROWS, packed(), stage=odd),
+}
+
+
+TAKEN: dict[str, Any] = {
+    "reduce": dict,
+    "a tile": list,
+    "keys": torch.Tensor,
+    "tokens of experts": torch.Tensor,
+    "x to simulate": torch.Tensor,
+}
+"""What some do take."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_name_is_refused(name: str) -> None:
+    for odd in TEXTS:
+        if isinstance(odd, TAKEN.get(name, ())):
+            continue
+        with pytest.raises(ladder.LadderError) as raised:
+            NAMES[name](odd)
+        assert len(str(raised.value)) < 400
+
+
+def test_paths_have_no_null_character(tmp_path: Path) -> None:
+    for call in (ladder.load, ladder.load_checkpoint, ladder.KernelCache):
+        with pytest.raises(ladder.LadderError, match="null character"):
+            call(f"{tmp_path}/a\0b")
+    with pytest.raises(ladder.LadderError, match="must be a path"):
+        ladder.compile(torch.nn.Linear(2, 2)).export(torch.ones(1, 2))
 
 
 @pytest.mark.parametrize("name", CALLS)

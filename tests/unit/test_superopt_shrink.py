@@ -245,6 +245,19 @@ def test_exponentials_without_their_maximum_overflow():
     assert np.isfinite(check_stability(safe, safe).error)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_exponentials_of_terms_overflow_where_that_of_the_sum_does_not(seed):
+    """exp(x) exp(y) is infinity times 0: refused for every seed, also beside results that may overflow."""
+    together = half(lambda a, b: (a + b).exp(), (4, 2), (4, 2))
+    apart = half(lambda a, b: a.exp() * b.exp(), (4, 2), (4, 2))
+    summed = half(lambda a, b, c: ((a + c).exp() * b).sum(1), (4, 8), (4, 8), (4, 8))
+    terms = half(lambda a, b, c: (a.exp() * (c.exp() * b)).sum(1), (4, 8), (4, 8), (4, 8))
+    assert not check_stability(apart, together, seed=seed).stable
+    assert not check_stability(terms, summed, seed=seed).stable
+    assert check_stability(together, together, seed=seed).stable
+    assert check_stability(summed, summed, seed=seed).stable
+
+
 def test_two_indices_of_one_symbol_are_refused():
     """At extent 1 a square matrix is its transpose."""
     square = ("m", "m")

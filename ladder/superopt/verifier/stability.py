@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import ml_dtypes
@@ -109,11 +110,16 @@ CLASSES: dict[str, Callable[[np.random.Generator, Shape, TType], Array]] = {
 ALONE = ("vast", "largest", "alternating")
 """Classes of one input at a time: of two such, products are not finite, or sums are of rounding alone."""
 
+OPPOSED = 100.0
+"""Mean of one input and, negated, of another: exponentials of each overflow and vanish, that of their sum
+does not."""
+
 IF_FINITE = "all vast"
 """Data on which results are compared if the original is finite everywhere, as quotients are."""
 
 EDGE = 2.0**-8
-"""Where results exceed this part of the largest finite number they may overflow: sums in another order do."""
+"""Where results exceed this part of the largest finite number they may overflow: sums in another order do,
+also those beside them, whose terms may be as large."""
 
 SUBTRACTS = "by rule: it subtracts products, where the original subtracts their factors or nothing"
 
@@ -217,7 +223,7 @@ def _unit(ttype: TType) -> float:
 
 
 def _inputs(graph: Graph, generator: np.random.Generator) -> Iterator[tuple[str, list[Array]]]:
-    """Yield each class for each input, the others being uniform, and for all of them."""
+    """Yield each class for each input, the others being uniform, for all of them, and pairs of `OPPOSED`."""
     tiles = [node.tile for node in graph.inputs]
     if any(tile.ttype.is_block for tile in tiles):
         raise VerificationError("stability is checked on element types; expand decodes of quantized inputs")
@@ -231,6 +237,14 @@ def _inputs(graph: Graph, generator: np.random.Generator) -> Iterator[tuple[str,
             ]
             label = f"{name} {' '.join(graph.inputs[number].name for number in which)}"
             yield label, [rounded(values, tile) for values, tile in zip(drawn, tiles, strict=True)]
+    for pair in combinations(range(len(tiles)), 2):
+        means = dict(zip(pair, (OPPOSED, -OPPOSED), strict=True))
+        drawn = [
+            (_around(means[number]) if number in means else _uniform)(generator, tile.known_shape, tile.ttype)
+            for number, tile in enumerate(tiles)
+        ]
+        label = f"mean {OPPOSED:g} and {-OPPOSED:g} {' '.join(graph.inputs[number].name for number in pair)}"
+        yield label, [rounded(values, tile) for values, tile in zip(drawn, tiles, strict=True)]
     vast = [_vast(generator, tile.known_shape, tile.ttype) for tile in tiles]
     yield IF_FINITE, [rounded(values, tile) for values, tile in zip(vast, tiles, strict=True)]
 
@@ -245,8 +259,8 @@ def _errors(
     """Yield relative Frobenius errors of candidate and original, where the original is finite and right."""
     for result, own, value, ttype in zip(found, wanted, exact, types, strict=True):
         finite = np.isfinite(own) & np.isfinite(value)
-        if np.max(np.abs(value[finite]), initial=0.0) > EDGE * ttype.max_abs:
-            finite &= np.isfinite(result)
+        near = finite & (np.abs(value) > EDGE * ttype.max_abs)
+        finite &= np.isfinite(result) | ~(near if apart else near.any())
         parts = [finite, *(_magnitudes(value, finite) if apart else [])]
         for part in parts:
             scale = float(np.linalg.norm(value[part])) or 1.0
