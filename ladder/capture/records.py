@@ -29,7 +29,7 @@ MAX_RECORDS = 32
 MAX_REPEATED = 128
 """Most records at a resume point that one call reaches repeatedly, as in a loop."""
 MAX_POINTS = 2048
-MAX_FAILURES = 12
+MAX_FAILURES = 24
 MISSES_BEFORE_LIFTING = 1
 MISSES_BEFORE_REWRITTEN = 0
 MISSES_BEFORE_EXTENTS = 0
@@ -245,15 +245,14 @@ class ResumePoint:
     def note_failure(self, why: str, origin: Any) -> None:
         """Note that a recording from here failed; disable the point where no other recording is possible.
 
-        One whose place is not known is tried again: a library's first call may have set up what it lacked.
+        The first is tried again as it is: a library's first call may have set up what it lacked.
         """
-        known = origin is not None and origin[0] is not None
-        again = origin in self.poisoned if known else why in self.failures
+        known, again = origin is not None and origin[0] is not None, why in self.failures
         self.failures.append(why)
-        if again or len(self.failures) > MAX_FAILURES:
+        if (again and (not known or origin in self.poisoned)) or len(self.failures) > MAX_FAILURES:
             self.dead = True
             self.take_back()
-        elif known:
+        elif known and again:
             self.poisoned.add(origin)
 
     def note_surprise(self, assumed: Assumed, met: Assumption) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -224,7 +225,7 @@ def test_recurrent_layers_behind_computed_weights_are_one_graph() -> None:
     assert captured.outcome == "whole", captured.explain()
 
 
-LAZY = """
+BACKEND = """
 made = {}
 
 class Backend:
@@ -238,15 +239,40 @@ def backend():
     return made["torch"]
 """
 
+REQUIREMENT = """
+from importlib.metadata import PackageNotFoundError, version
 
+class Requirement:
+    met = None
+
+    def __bool__(self):
+        if self.met is None:
+            try:
+                self.met = bool(version("no package of this name"))
+            except PackageNotFoundError as error:
+                self.met, self.why = False, f"{error}"
+        return self.met
+
+class Backend:
+    scale = 3
+
+needed = Requirement()
+
+def backend():
+    return None if needed else Backend
+"""
+
+
+@pytest.mark.parametrize("text", [BACKEND, REQUIREMENT], ids=["backend", "requirement"])
 def test_what_a_library_sets_up_in_its_first_call_does_not_stop_the_second(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "lazy_library"
     home.mkdir()
-    (home / "__init__.py").write_text(LAZY)
+    (home / "__init__.py").write_text(text)
     (home / "inside.py").write_text("SCALE = 3")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "lazy_library", raising=False)
     library = importlib.import_module("lazy_library")
     captured, x = capture(lambda x: x * library.backend().scale), torch.ones(3)
     for _ in range(4):
