@@ -262,8 +262,26 @@ def backend():
     return None if needed else Backend
 """
 
+IMPORT = """
+import importlib
 
-@pytest.mark.parametrize("text", [BACKEND, REQUIREMENT], ids=["backend", "requirement"])
+class Backend:
+    def __init__(self, scale):
+        self.scale = scale
+
+def backend():
+    {way}
+    return Backend(inside.SCALE)
+"""
+LIBRARIES = {
+    "backend": BACKEND,
+    "requirement": REQUIREMENT,
+    "import": IMPORT.format(way="from . import inside"),
+    "import by name": IMPORT.format(way="inside = importlib.import_module('lazy_library.inside')"),
+}
+
+
+@pytest.mark.parametrize("text", LIBRARIES.values(), ids=[*LIBRARIES])
 def test_what_a_library_sets_up_in_its_first_call_does_not_stop_the_second(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +290,8 @@ def test_what_a_library_sets_up_in_its_first_call_does_not_stop_the_second(
     (home / "__init__.py").write_text(text)
     (home / "inside.py").write_text("SCALE = 3")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "lazy_library", raising=False)
+    for name in ("lazy_library", "lazy_library.inside"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     library = importlib.import_module("lazy_library")
     captured, x = capture(lambda x: x * library.backend().scale), torch.ones(3)
     for _ in range(4):

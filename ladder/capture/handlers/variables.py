@@ -8,7 +8,7 @@ import types
 from typing import Any
 
 from ladder.capture.heap.nodes import CaptureError, dynamic_parts
-from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.interpreter.interpreter import IMPORT, Interpreter
 from ladder.capture.interpreter.recording import opaque
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.modeled import is_loaded, loaded
@@ -113,8 +113,9 @@ def import_module(vm: Interpreter, frame: Frame, name: str, names: Any, level: i
     top = whole if names or level else name.partition(".")[0]
     if vm.recording and (names or not level) and is_loaded(whole, top, *_submodules(whole, names or ())):
         return loaded(vm, whole, top)
+    vm.meet_import()
     arguments: tuple[Any, ...] = (name, frame.names, {}, names, level)
-    return opaque(vm, frame.builtins["__import__"], arguments, {}, "push", "an import")
+    return opaque(vm, frame.builtins["__import__"], arguments, {}, "push", IMPORT)
 
 
 def _submodules(whole: str, names: tuple[str, ...]) -> list[str]:

@@ -24,6 +24,8 @@ _HOLDING = frozenset({Dynamic, Text, DynamicSize, Growing, Walk, tuple, slice})
 """Types of what is, or may hold, a dynamic scalar."""
 Call = Callable[["Interpreter", Any, tuple[Any, ...], dict[str, Any]], Any]
 """What calls a function with positional and named arguments."""
+IMPORT = "an import"
+"""Why recording ends where a module is loaded."""
 
 
 class _Barrier:
@@ -214,6 +216,12 @@ class Interpreter:
         if self.point is not None:
             self.point.note_failure(f"{why}, at {user_line(self.stack_lines())}", origin)
         self.give_up()
+
+    def meet_import(self) -> None:
+        """Give up recording, the first time, before a module is loaded: later calls find it there."""
+        first = self.point is not None and not any(why.startswith(IMPORT) for why in self.point.failures)
+        if first and not self.aside and self.side is None:
+            self.stop(IMPORT)
 
     @contextmanager
     def stopping(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
 from ladder.capture.interpreter.evaluate import run
 from ladder.capture.interpreter.graph_arguments import value_of
-from ladder.capture.interpreter.interpreter import Call, Interpreter
+from ladder.capture.interpreter.interpreter import IMPORT, Call, Interpreter
 from ladder.capture.operations import collectives
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.function_modes import enter_device, leave_device, pop_mode, push_mode
@@ -188,7 +188,8 @@ def import_by_name(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs
     name, package = given["name"], given.get("package")
     whole = name if name[:1] != "." else importlib.util.resolve_name(name, package) if package else ""
     if not is_loaded(whole):
-        raise CaptureError("an import")
+        vm.meet_import()
+        raise CaptureError(IMPORT)
     return loaded(vm, whole, whole)
 
 
