@@ -163,6 +163,9 @@ FEW_POSITIONS = 8
 WINDOW = 64
 """Elements up to which one thread reduces alone."""
 
+FEW_REDUCED = 16
+"""Elements up to which one thread reduces alone what other results need as well."""
+
 LARGE_WINDOW = 1024
 """The same, of windows of which there are `BUSY_ROWS`."""
 
@@ -213,6 +216,8 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
         windows = any(node.operator == "map" for node in graph.nodes)
         return _tiles(graph) if tiles else [*VECTORS, *([] if windows else across)]
     columns = held_columns(graph, rows)
+    if columns is None and isinstance(each, int) and each <= FEW_REDUCED:
+        return [] if tiles else [*VECTORS]
     if columns is None:
         return [] if tiles else [*across, Mapping(_streaming_lanes(graph, rows, extents, wave))]
     width = row_width(graph, rows)
@@ -250,7 +255,7 @@ def _across(graph: Graph, axes: int = 0) -> list[Mapping]:
         return []
     columns = prod(int(extent) for extent in shape[-axes:])
     tiles = [node.tile for node in graph.inputs if len(node.tile.shape) > axes]
-    read = [tile for tile in tiles if tile.shape[-axes:] == shape[-axes:]]
+    read = [tile for tile in tiles if tile.shape[-axes:] == shape[-axes:]] or _largest(tiles)
     sizes = [SIZES.get(tile.ttype.name, ACCESS) for tile in read]
     width = ACCESS // min(sizes, default=ACCESS)
     while columns % width:
@@ -262,6 +267,12 @@ def _across(graph: Graph, axes: int = 0) -> list[Mapping]:
     blocks = (128, 256, 512, 1024)
     sides = [(lanes, threads) for lanes in beside for threads in blocks if lanes * width <= threads]
     return [Mapping(threads, width, across=lanes, axes=axes) for lanes, threads in sides]
+
+
+def _largest(tiles: Sequence[Tile]) -> list[Tile]:
+    """Return the tile of the most elements of those whose extents are known."""
+    known = [tile for tile in tiles if isinstance(product(tile.shape), int)]
+    return sorted(known, key=lambda tile: int(product(tile.shape)))[-1:]
 
 
 def _together(graph: Graph, most: int) -> int:
@@ -433,7 +444,9 @@ def _held(columns: int, count: Extent, width: int) -> list[Mapping]:
         for threads in (128, 256) if lanes <= 32 else (lanes,):
             teams = threads // lanes
             found.append(Mapping(lanes, num, teams))
-    return sorted(found, key=lambda m: _preference(m, count, width)) or [Mapping(MOST_ROW_THREADS)]
+    found.sort(key=lambda m: _preference(m, count, width))
+    again = all(mapping.num * width > HELD for mapping in found)  # where they spill
+    return [*found, *([Mapping(MOST_ROW_THREADS)] if again else [])]
 
 
 def _preference(mapping: Mapping, count: Extent, width: int) -> float:

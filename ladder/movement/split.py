@@ -28,14 +28,11 @@ from targets import TileDevice
 LEAST_PART = 64
 """Elements of a part at least."""
 
-HELD_ROW = 2 * HELD * MOST_ROW_THREADS
-"""Elements of a row at most that a block holds, and so reads once."""
+HELD_BITS = 32 * HELD * MOST_ROW_THREADS
+"""Bits of a row at most that a block holds, and so reads once."""
 
 AGAIN = 2.0
-"""Times as long as in parts from which on a reduction whose operand is read again is divided."""
-
-NEUTRAL: Mapping[str, float] = {"reduce_sum": 0.0, "reduce_max": -inf}
-"""Reduction -> what fills the last part."""
+"""Times as long as in parts from which on a reduction whose operand is read again is divided, of columns."""
 
 
 def split_reductions(graph: Graph, device: TileDevice) -> Graph:
@@ -53,8 +50,8 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
 
 
 def _is_long(graph: Graph, node: Node) -> bool:
-    """Tell whether a node reduces much, of known extents and floating point, to little."""
-    if node.operator not in REDUCTIONS or "float" not in node.tile.ttype.name:
+    """Tell whether a node reduces much, of known extents, to little."""
+    if node.operator not in REDUCTIONS or node.tile.ttype.name == "bool":
         return False
     read, made = (product(tile.shape) for tile in (graph.tile(node.inputs[0]), node.tile))
     if not isinstance(read, int) or not isinstance(made, int) or read < LONG_BLOCK:
@@ -85,14 +82,15 @@ def _parts(graph: Graph, node: Node, users: Mapping[str, list[Node | None]], mac
     axis = node_attributes(node)["axis"] % len(shape)
     whole = _alone(graph, node)
     blocks = blocks_of(whole, whole.outputs)
-    again = _is_read_again(node, int(product(shape)) // SPLIT_RATIO, users)
-    held = axis == len(shape) - 1 and shape[axis] <= HELD_ROW
+    again, last = _is_read_again(node, int(product(shape)) // SPLIT_RATIO, users), axis == len(shape) - 1
+    bits = graph.tile(graph.unconverted(node.inputs[0])).ttype.elem_bits
+    held = last and shape[axis] * bits <= HELD_BITS
     few = blocks < machine.units and is_large(int(product(shape)), blocks)
     if not few or (again and held):
         return 1
     wanted = ceil(machine.units / max(1, blocks))
     counts = {_even(shape[axis], wanted * times) for times in (1, 2, 4, 8)}
-    best, fastest = 1, _seconds(whole, machine) / (AGAIN if again else 1.0)
+    best, fastest = 1, _seconds(whole, machine) / (AGAIN if again and not last else 1.0)
     for count in sorted(count for count in counts if 1 < count <= shape[axis] // LEAST_PART):
         builder = GraphBuilder("parts")
         value = _first_step(builder, node, _operand(builder, graph, node), count)
@@ -141,9 +139,17 @@ def _first_step(builder: GraphBuilder, node: Node, value: str, parts: int) -> st
     if beyond:
         low = (0,) * len(shape)
         high = tuple(beyond if at == axis else 0 for at in range(len(shape)))
-        value = builder.add("pad", value, low=low, high=high, value=NEUTRAL[node.operator])
+        value = builder.add("pad", value, low=low, high=high, value=_neutral(node))
     value = builder.add("reshape", value, shape=(*shape[:axis], parts, length, *shape[axis + 1 :]))
     return builder.add(node.operator, value, axis=axis + 1, keep=False)
+
+
+def _neutral(node: Node) -> float:
+    """Return what fills the last part: it changes no sum, and is no more than any number."""
+    ttype = node.tile.ttype
+    if node.operator == "reduce_sum":
+        return 0.0
+    return float(ttype.minimum) if ttype.is_integer else -inf
 
 
 def _in_parts(builder: GraphBuilder, node: Node, value: str, parts: int) -> str:

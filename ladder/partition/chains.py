@@ -36,7 +36,7 @@ MOST_JOINED = 32
 MANY_SUMMED = 1 << 16
 """Elements from which on reductions are stored before what is computed of them is reduced on GPUs."""
 
-LONG_BLOCK = 1 << 17
+LONG_BLOCK = 1 << 16
 """Elements of a block for which another launch costs less."""
 
 LONG_ROW = 8192

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from types import MappingProxyType
 
-from ladder.ir.build import draws
+from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
@@ -17,7 +17,7 @@ from ladder.partition.convolutions import Choose, best_candidate, read_in_order
 from ladder.partition.elements import without_kernel
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
 from ladder.partition.products import Products
-from ladder.partition.rows import REDUCTIONS, column_axes, row_axes, separate_loops
+from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes, separate_loops
 from ladder.partition.scatter import in_place, with_scatters, without_puts
 from ladder.partition.subgraphs import OURS, Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
@@ -166,11 +166,11 @@ def _are_tiny(graph: Graph, a: Subgraph, b: Subgraph) -> bool:
 
 
 def _is_plain(part: Subgraph) -> bool:
-    """Tell whether a part is a chain of neither reductions nor windows, nor of random numbers."""
+    """Tell whether a part is a chain of neither reductions, scans nor windows, nor of random numbers."""
     nodes = part.graph.nodes
     return (
         part.kind == "chain"
-        and not {*REDUCTIONS, "map"} & {node.operator for node in nodes}
+        and not {*REDUCTIONS, *SCANS, "map"} & {node.operator for node in nodes}
         and not any(map(draws, nodes))
     )
 
@@ -402,6 +402,12 @@ def _only_moves(part: Subgraph) -> bool:
     return all(is_inlined(part.graph, node) and node.operator != "map" for node in nodes)
 
 
+def _turns_last(node: Node) -> bool:
+    """Tell whether a node makes another axis the last one."""
+    last = len(node.tile.shape) - 1
+    return node.operator == "transpose" and node_attributes(node)["permutation"][-1] != last
+
+
 def _absorbed(
     graph: Graph, parts: Sequence[Subgraph], maker: Subgraph, copy: Subgraph, again: bool
 ) -> Subgraph | None:
@@ -409,6 +415,8 @@ def _absorbed(
     (value,) = copy.inputs
     others = [part for part in parts if part is not copy]
     kept = value in graph.outputs or any(value in part.inputs for part in others)
+    if kept and again and any(map(_turns_last, copy.graph.nodes)):
+        return None  # one of the two would be written, or read, in single elements
     outputs = tuple(v for v in maker.outputs if kept or v != value) + copy.outputs
     members = {node.name for part in (maker, copy) for node in part.graph.nodes if node.operator != "input"}
     region = extract(graph, members, outputs, "chain")

@@ -71,7 +71,32 @@ def _joined(match: Match, value: str, axis: int, pair: Pair) -> str | None:
     return match.builder.add("reshape", value, shape=(*shape[:at], product(both), *shape[at + 2 :]))
 
 
+def _merge_reshaped(match: Match) -> str | None:
+    """``reduce(reshape(reduce(x, axis + 1)), axis)``, reshaped behind that axis only -> as `_merge`."""
+    inner, between, shape = match.node("inner"), match.node("between"), match.tile("x").shape
+    if match["inner"] in match.shared or match["between"] in match.shared:
+        return None
+    outer, below = node_attributes(match.root), node_attributes(inner)
+    axis = outer["axis"] % len(between.tile.shape)
+    alike = between.tile.shape[: axis + 1] == shape[: axis + 1]
+    if inner.operator != match.root.operator or not alike or below["axis"] % len(shape) != axis + 1:
+        return None
+    joined = _joined(match, match["x"], axis - len(shape), shape[axis : axis + 2])
+    if joined is None:
+        return None
+    value = match.builder.add(match.root.operator, joined, axis=axis)
+    return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
 MERGED_REDUCTIONS: Rules = (
+    Rule(
+        "neighbouring axes of reductions with a reshape between",
+        pattern(
+            "reduce_sum|reduce_max",
+            pattern("reshape", pattern("reduce_sum|reduce_max", "x", name="inner"), name="between"),
+        ),
+        _merge_reshaped,
+    ),
     Rule(
         "neighbouring axes of reductions",
         pattern("reduce_sum|reduce_max", pattern("reduce_sum|reduce_max", "x", name="inner")),

@@ -24,7 +24,11 @@ COMBINING = {"reduce_sum": "add", "reduce_max": "maximum"}
 FEW, LEAST_BEHIND = 4, 8
 """Elements at most of a reduction that is written out, and at least behind its axis: a vector's.
 
-Elements of a last axis lie side by side, where lanes share a row."""
+Elements of a last axis lie side by side, where lanes share a row; but those of pairs, which are computed of
+few, as distances are of points."""
+
+SPREAD, LEAST_PAIRS = 16, 1 << 16
+"""Times as many pairs as what they are computed of has elements, and pairs, at least."""
 
 
 def written_out(graph: Graph) -> Graph:
@@ -52,8 +56,28 @@ def _is_short(graph: Graph, node: Node) -> bool:
     shape = graph.tile(node.inputs[0]).shape
     axis = node_attributes(node)["axis"] % len(shape)
     extent, behind = shape[axis], product(shape[axis + 1 :])
-    few = isinstance(extent, int) and 0 < extent <= FEW
-    return few and axis < len(shape) - 1 and not (isinstance(behind, int) and behind < LEAST_BEHIND)
+    if not (isinstance(extent, int) and 0 < extent <= FEW):
+        return False
+    if axis == len(shape) - 1:
+        return _is_spread(graph, node)
+    return not (isinstance(behind, int) and behind < LEAST_BEHIND)
+
+
+def _is_spread(graph: Graph, node: Node) -> bool:
+    """Tell whether what a node is made of is much less than it has: pairs of few, which caches hold."""
+    ahead, made, read = [*node.inputs], product(node.tile.shape), 0
+    seen = set[str]()
+    while ahead:
+        below = graph.producer(ahead.pop())
+        if below.name in seen:
+            continue
+        seen.add(below.name)
+        if _is_passed(below):
+            ahead += below.inputs
+            continue
+        count = product(below.tile.shape)
+        read += count if isinstance(count, int) else LEAST_PAIRS
+    return isinstance(made, int) and made >= LEAST_PAIRS and SPREAD * read <= made
 
 
 def _is_passed(node: Node) -> bool:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ladder.ir import Graph, GraphBuilder
 from ladder.lower.chain import emit_chain
-from ladder.lower.chain.gpu_nest import window_width
+from ladder.lower.chain.windows import window_width
 from ladder.movement.mapping import VECTORS
 from targets import get_device
 
@@ -57,7 +57,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_pools(case: tuple[Any, ...], target: str, operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, size, step, border = case
-    monkeypatch.setattr("ladder.lower.chain.gpu_nest.BUSY_ROWS", 100)
+    monkeypatch.setattr("ladder.lower.chain.windows.BUSY_ROWS", 100)
     for ttype in TYPES:
         graph = pool(shape, size, step, border, ttype, operator)
         x = np.random.default_rng(0).normal(size=shape).astype(TYPES[ttype])

@@ -126,8 +126,11 @@ class VectorLoops:
             name, base = column[0]
             steps = [nest.values.simplified(at - base) for _, at in column]
             along = all(step == lane for lane, step in enumerate(steps))
+            beside = along or all(step == -lane for lane, step in enumerate(steps))
             if all(step == 0 for step in steps) or (along and nest.vectors.is_aligned(name, base, width)):
                 total += 1
+            elif width > 2 and beside and nest.vectors.is_shifted(name, base, width):
+                total += 2
             else:
                 total += width
         return total / width

@@ -3,11 +3,6 @@
 Lanes that share a row hold its vectors in registers from the first reduction to the last result where it
 fits, else read it again; reductions end in shuffles, then in shared memory. Reductions of a few elements
 (windows) run in one thread each.
-
-Reductions over windows (pooling, depthwise convolution) on vectors of channels in one thread.
-
-Elements of a window are taken one after the other, unrolled: each is a vector of neighbouring channels, so
-that conditions and addresses are worked out once for all of them.
 """
 
 from __future__ import annotations
@@ -22,10 +17,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir import scalars
-from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
-from ladder.ir.indexing import parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
@@ -38,61 +31,10 @@ from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scans import scan_row
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors
-from ladder.movement.mapping import BUSY_ROWS, WINDOW, Mapping, reduced_extents, row_width
+from ladder.lower.chain.windows import reduce_vectors, window_width
+from ladder.movement.mapping import Mapping, row_width
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
-
-
-def window_width(graph: Graph, value: str) -> int:
-    """Return how many neighbouring elements a thread takes of a result of reductions, which it unrolls.
-
-    Channels where those are last, as vectors; else positions, whose windows share what they read. Fewer where
-    they would leave multiprocessors with less than a quarter of their threads.
-    """
-    shape, elements = graph.tile(value).shape, product(reduced_extents(graph))
-    unrolled = isinstance(elements, int) and 1 < elements <= WINDOW
-    if not unrolled or not isinstance(shape[-1], int):
-        return 1
-    width = ACCESS_BYTES // BYTES.get(stored_type(graph.tile(value).ttype.name), ACCESS_BYTES)
-    count = product(shape)
-    if _slides_along_last(graph):
-        known = count if isinstance(count, int) else 0
-        most = min(MOST_SHARING, MOST_UNROLLED // int(elements), known // BUSY_ROWS)
-        return next((width for width in range(most, 1, -1) if shape[-1] % width == 0), 1)
-    while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < BUSY_ROWS)):
-        width //= 2
-    return width
-
-
-def _slides_along_last(graph: Graph) -> bool:
-    """Tell whether windows move along the last axis of what they read, and are reduced along it."""
-    indexings = [parse_indexing(node_attributes(n)["spec"]) for n in graph.nodes if n.operator == "map"]
-    return any(len(indexing.operands[0][-1].terms) > 1 for indexing in indexings)
-
-
-def reduce_vectors(nest: Nest, vectors: Vectors, value: str, places: Sequence[Index]) -> None:
-    """Emit the reductions that neighbouring elements of a value need."""
-    needed = [nest.values.needed(value, place) for place in places]
-    for together in zip(*needed, strict=True):
-        node = together[0][0]
-        _reduce(nest, vectors, node, [index for _, index in together])
-
-
-def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index]) -> None:
-    parts = [Reduction(nest, node, index) for index in indices]
-    totals = [b.Variable(it.dtype, it.neutral) for it in parts]
-    for position in range(int(parts[0].extent)):
-        places = [it.at(position) for it in parts]
-        reduce_vectors(nest, vectors, parts[0].operand, places)
-        for lane, (it, total, place) in enumerate(zip(parts, totals, places, strict=True)):
-            vectors.lane = lane
-            with nest.values.keeping(nest.register):
-                found = nest.values.at(it.operand, place)
-            total.set(it.combine(total.value, found))
-        vectors.lane = 0
-        nest.values.forget()  # but for what is loaded: the next window begins within this one
-    for index, total in zip(indices, totals, strict=True):
-        nest.keep_cell(node, index, b.bind(total.value))
 
 
 def is_exact_product(graph: Graph, node: Node) -> bool:
@@ -113,9 +55,6 @@ def _is_stored_half(graph: Graph, value: str) -> bool:
         node = graph.producer(node.inputs[0])
     return get_operator(node.operator).role == "input" and node.tile.ttype.name == "float16"
 
-
-MOST_SHARING, MOST_UNROLLED = 4, 64
-"""Windows side by side that a thread takes, and elements of them that it unrolls."""
 
 LINE, MOST_PREFETCHED_BYTES = 128, 16 << 10
 """Bytes of a cache line, and of the largest input that is prefetched."""
@@ -164,6 +103,7 @@ class GpuNest(Nest):
         }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.values.encoded, self.values.row_number = dialect.encoded, dialect.row_number
+        self.shifts = any(node.operator in ("slice", "map") for node in graph.nodes) and not self.reductions()
         self.alone, self.works_together = False, computed_apart(graph) < WORK_APART
         widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
         self.window_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
@@ -282,6 +222,7 @@ class GpuNest(Nest):
     def store_vector(self, value: str, places: Sequence[Index]) -> None:
         """Compute elements and store them, in wide accesses."""
         found = []
+        self.note_neighbours(value, places)
         if len(places) > 1 and self.window_width > 1:
             reduce_vectors(self, self.vectors, value, places)
         for lane, place in enumerate(places):
@@ -303,6 +244,17 @@ class GpuNest(Nest):
             return
         with self.where(self.valid):
             store()
+
+    def note_neighbours(self, value: str, places: Sequence[Index]) -> None:
+        """Tell `vectors` what it reads side by side, where views may shift or turn it."""
+        if len(places) <= 2 or not self.shifts:
+            return
+        reads = []
+        with self.values.only_loads():
+            for place in (places[0], places[1], places[-1]):
+                reads.append([(name, self.address(name, at)) for name, at in self.reads(value, place)])
+                self.values.forget()
+        self.vectors.note(reads)
 
     @staticmethod
     def where(*conditions: Expr | None) -> AbstractContextManager[None]:

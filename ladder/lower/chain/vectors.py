@@ -78,6 +78,8 @@ class Vectors:
         self.lane = 0
         """Which of them."""
         self.words: dict[Any, Any] = {}
+        self.side_by_side: set[Any] = set()
+        """Addresses of elements that a vector reads beside each other, in either order."""
         self.transposed: dict[Any, Shared] = {}
         """Vectors that lie in shared memory, by input, width and address less lane."""
 
@@ -112,8 +114,12 @@ class Vectors:
         return element(self.words[key], self.lane, dtype)
 
     def _of_neighbours(self, name: str, index: Index, dtype: str) -> Expr | None:
-        """Return an element of a vector in registers, or of the one behind it, as every second one is."""
-        at = self.address(name, index)
+        """Return an element of a vector in registers, or of one that is loaded for several.
+
+        That is the one behind a vector, as every second element is read, and where elements are read side by
+        side, but no vector begins with the first.
+        """
+        at = self.values.simplified(self.address(name, index))
         lane = self.values.simplified(tirx.floormod(at, self.width))
         if not isinstance(lane, int):
             return None
@@ -125,9 +131,10 @@ class Vectors:
         found = key(at - lane)
         if found not in self.words:
             follows = not lane and key(at - self.width) in self.words
-            if not follows or not self.is_aligned(name, at, self.width):
+            wanted = follows or place_of(name, at) in self.side_by_side
+            if not wanted or not self.is_aligned(name, at - lane, self.width):
                 return None
-            self.words[found] = self._fetched(name, index, dtype, ())
+            self.words[found] = self._fetched(name, _moved(index, -lane), dtype, ())
         return element(self.words[found], lane, dtype)
 
     def _alone(self, name: str, index: Index, dtype: str) -> Expr | None:
@@ -149,6 +156,24 @@ class Vectors:
                 self.dialect.load_one(register, self.buffers[name], index or (0,))
             self.words[key] = register
         return self.words[key][0]
+
+    def note(self, reads: Sequence[Sequence[tuple[str, Expr]]]) -> None:
+        """Note what lanes read side by side, given what the first, the second and the last one read."""
+        self.side_by_side.clear()
+        first, second, last = reads
+        if not len(first) == len(second) == len(last):
+            return
+        for (name, begin), (_, other), (_, end) in zip(first, second, last, strict=True):
+            step = self.values.simplified(other - begin)
+            whole = isinstance(step, int) and abs(step) == 1
+            if whole and self.values.simplified(end - begin) == step * (self.width - 1):
+                lanes = (self.values.simplified(begin + step * lane) for lane in range(self.width))
+                self.side_by_side.update(place_of(name, lane) for lane in lanes)
+
+    def is_shifted(self, name: str, base: Expr, width: int) -> bool:
+        """Tell whether it is known which elements of whole accesses come from ``base`` on."""
+        lane = self.values.simplified(tirx.floormod(base, width))
+        return isinstance(lane, int) and self.is_aligned(name, self.values.simplified(base - lane), width)
 
     def is_aligned(self, name: str, base: Expr, width: int) -> bool:
         """Tell whether ``width`` elements from ``base`` on are whole accesses within the input."""
@@ -192,6 +217,11 @@ class Vectors:
         for first, count in _accesses(len(words)):
             at = _moved(places[0], first * 4 // size)
             self.dialect.store(buffer, at, words[first : first + count])
+
+
+def place_of(name: str, address: Expr) -> Any:
+    """Return what stands for an address in sets."""
+    return name, address if isinstance(address, int) else tvm_ffi.structural_hash(address)
 
 
 def _moved(index: Index, elements: int) -> Index:

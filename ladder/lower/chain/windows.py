@@ -1,0 +1,75 @@
+"""Reductions over windows (pooling, depthwise convolution) on vectors of channels in one thread.
+
+Elements of a window are taken one after the other, unrolled: each is a vector of neighbouring channels, so
+that conditions and addresses are worked out once for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ladder.ir.build import node_attributes
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
+from ladder.ir.indexing import parse_indexing
+from ladder.lower import builder as b
+from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.indices import Index
+from ladder.lower.chain.nest import BYTES, Nest, Reduction
+from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors
+from ladder.movement.mapping import BUSY_ROWS, WINDOW, reduced_extents
+
+MOST_SHARING, MOST_UNROLLED = 4, 64
+"""Windows side by side that a thread takes, and elements of them that it unrolls."""
+
+
+def window_width(graph: Graph, value: str) -> int:
+    """Return how many neighbouring elements a thread takes of a result of reductions, which it unrolls.
+
+    Channels where those are last, as vectors; else positions, whose windows share what they read. Fewer where
+    they would leave multiprocessors with less than a quarter of their threads.
+    """
+    shape, elements = graph.tile(value).shape, product(reduced_extents(graph))
+    unrolled = isinstance(elements, int) and 1 < elements <= WINDOW
+    if not unrolled or not isinstance(shape[-1], int):
+        return 1
+    width = ACCESS_BYTES // BYTES.get(stored_type(graph.tile(value).ttype.name), ACCESS_BYTES)
+    count = product(shape)
+    if _slides_along_last(graph):
+        known = count if isinstance(count, int) else 0
+        most = min(MOST_SHARING, MOST_UNROLLED // int(elements), known // BUSY_ROWS)
+        return next((width for width in range(most, 1, -1) if shape[-1] % width == 0), 1)
+    while width > 1 and (shape[-1] % width or (isinstance(count, int) and count // width < BUSY_ROWS)):
+        width //= 2
+    return width
+
+
+def _slides_along_last(graph: Graph) -> bool:
+    """Tell whether windows move along the last axis of what they read, and are reduced along it."""
+    indexings = [parse_indexing(node_attributes(n)["spec"]) for n in graph.nodes if n.operator == "map"]
+    return any(len(indexing.operands[0][-1].terms) > 1 for indexing in indexings)
+
+
+def reduce_vectors(nest: Nest, vectors: Vectors, value: str, places: Sequence[Index]) -> None:
+    """Emit the reductions that neighbouring elements of a value need."""
+    needed = [nest.values.needed(value, place) for place in places]
+    for together in zip(*needed, strict=True):
+        node = together[0][0]
+        _reduce(nest, vectors, node, [index for _, index in together])
+
+
+def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index]) -> None:
+    parts = [Reduction(nest, node, index) for index in indices]
+    totals = [b.Variable(it.dtype, it.neutral) for it in parts]
+    for position in range(int(parts[0].extent)):
+        places = [it.at(position) for it in parts]
+        reduce_vectors(nest, vectors, parts[0].operand, places)
+        for lane, (it, total, place) in enumerate(zip(parts, totals, places, strict=True)):
+            vectors.lane = lane
+            with nest.values.keeping(nest.register):
+                found = nest.values.at(it.operand, place)
+            total.set(it.combine(total.value, found))
+        vectors.lane = 0
+        nest.values.forget()  # but for what is loaded: the next window begins within this one
+    for index, total in zip(indices, totals, strict=True):
+        nest.keep_cell(node, index, b.bind(total.value))

@@ -1,0 +1,147 @@
+"""How programs become kernels for a GPU, planned without one: none has few blocks, or is left to torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ladder
+from ladder.frontend import importer
+from ladder.frontend.torch_fx import import_fx
+from ladder.lower.chain import emit_chain
+from ladder.movement.choose import machine_of, ranked
+from ladder.partition import partition
+from ladder.partition.chains import blocks_of
+from ladder.partition.subgraphs import Subgraph
+from ladder.runtime.model.prepared import simplified
+from ladder.simulate import simulate_launch
+from targets import get_device
+
+DEVICE = get_device("cuda/sm_90a")
+
+
+@pytest.fixture(autouse=True)
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the frontend see a GPU, though inputs are on the CPU."""
+    monkeypatch.setattr(
+        importer.Importer, "on_cpu", property(lambda self: False, lambda self, value: None), False
+    )
+
+
+def planned(program: Callable[..., Any], *inputs: torch.Tensor) -> list[Subgraph]:
+    """Return the parts of a program for the device; views have no kernel."""
+    found: list[Any] = []
+
+    def backend(module: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.fx.GraphModule:
+        found.append(import_fx(module, examples))
+        return module
+
+    with torch.no_grad():
+        ladder.compile(program, backend=backend)(*inputs)
+    parts = [
+        p
+        for each in found
+        for p in partition(simplified(each, DEVICE).graph, device=DEVICE, side_by_side=True)
+    ]
+    return [part for part in parts if part.kind != "view"]
+
+
+def run(parts: Sequence[Subgraph], values: dict[str, Any]) -> None:
+    """Run chains on the simulator, each in its first mapping; `values` takes their results."""
+    for part in parts:
+        graph = part.graph
+        tiles = [graph.tile(value) for value in graph.outputs]
+        results = [np.zeros(tile.known_shape or 1, tile.ttype.name) for tile in tiles]
+        inputs = [np.ascontiguousarray(values[part.outside[node.name]]) for node in graph.inputs]
+        function = emit_chain(graph, DEVICE, "chain", ranked(graph, machine_of(DEVICE))[0].mapping)
+        places = tuple(range(len(inputs), len(inputs) + len(results)))
+        found = simulate_launch(function, [*inputs, *results], target=DEVICE, outputs=places)
+        assert not found.findings, found.report()
+        values.update(zip(part.outputs, results, strict=True))
+
+
+def decays(g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Sums along an axis that others follow; the last one of each part is read by all."""
+    g = g.view(2, 4, 8, 3, 16).cumsum(2)
+    return g.exp().view(2, 32, 3, 16), (g[:, :, -1:] - g).exp()
+
+
+def rolled_window(state: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    state = torch.cat([state[..., 1:], x[..., None]], -1)
+    return (state * weight).sum(-1), state
+
+
+def pairs(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    distances = ((x[:, :, None] - y[:, None]) ** 2).sum(-1)
+    return distances.amin(2), distances.amin(1)
+
+
+def both_ways(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.relu(), x.relu().t().contiguous()
+
+
+def spread(x: torch.Tensor) -> torch.Tensor:
+    """A deviation over all axes but the first, which are one."""
+    return x * x.std((1, 2, 3), keepdim=True)
+
+
+def encoded(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([f(x * 2.0**k) for k in range(4) for f in (torch.sin, torch.cos)], -1)
+
+
+KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
+    decays: (2, ((2, 32, 3, 16),)),
+    rolled_window: (1, ((4, 33, 4), (4, 33), (33, 4))),
+    pairs: (1, ((2, 200, 3), (2, 200, 3))),
+    both_ways: (2, ((64, 96),)),
+    spread: (1, ((3, 2, 4, 8),)),
+    encoded: (1, ((50, 3),)),
+}
+"""Program -> kernels, and the shapes of its inputs."""
+
+
+@pytest.mark.parametrize("program", KERNELS, ids=lambda program: program.__name__)
+def test_kernels_of_programs(program: Callable[..., Any]) -> None:
+    count, shapes = KERNELS[program]
+    inputs = [torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in shapes]
+    parts = planned(program, *inputs)
+    assert [part.kind for part in parts] == ["chain"] * count, [part.reason for part in parts]
+    names = dict.fromkeys(value for part in parts for value in part.inputs if "arg" in value)
+    values = {name: x.numpy() for name, x in zip(sorted(names), inputs, strict=True)}
+    run(parts, values)
+    wanted = program(*inputs)
+    made = [value for part in parts for value in part.outputs]
+    found = [values[value].reshape(-1) for value in made]
+    for one in wanted if isinstance(wanted, tuple) else (wanted,):
+        flat = one.contiguous().numpy().reshape(-1)
+        near = [np.allclose(flat, other, atol=2e-5, rtol=2e-5) for other in found if other.size == flat.size]
+        assert any(near), program.__name__
+
+
+def counts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (x != 0).sum(), torch.isfinite(x).all(), x.to(torch.int32).amax()
+
+
+def advantage(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A long row whose statistics are read again."""
+    x = (x - x.mean()) / (x.std() + 1e-8)
+    return torch.min(x * y, x.clamp(0.8, 1.2)).mean()
+
+
+@pytest.mark.parametrize(("program", "shapes"), [(counts, [(1024, 512)]), (advantage, [(65536,)] * 2)])
+def test_reductions_to_numbers_have_many_blocks(program: Callable[..., Any], shapes: Sequence[Any]) -> None:
+    for part in planned(program, *(torch.randn(shape) for shape in shapes)):
+        assert part.kind == "chain", part.reason
+        read = max(int(np.prod(node.tile.known_shape)) for node in part.graph.inputs)
+        assert read <= 1 << 13 or blocks_of(part.graph, part.outputs, spread=True) >= 64
+
+
+def test_rows_of_a_deviation_are_one_axis() -> None:
+    """Axes that lie side by side are reduced as one, whatever lies between in the graph."""
+    (part,) = planned(spread, torch.randn(3, 2, 4, 8))
+    shapes = {part.graph.tile(n.inputs[0]).shape for n in part.graph.nodes if n.operator == "reduce_sum"}
+    assert shapes == {(3, 64)}
