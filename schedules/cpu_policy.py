@@ -118,11 +118,15 @@ Measured on one core of a Zen 4, groups of 32, M = 1 to 16: float16 takes 0.56 t
 of floats, float32 0.72 to 0.88, bfloat16 by int8 0.69 to 0.84 up to M = 4, by int4 1.12.
 """
 
-BYTES_IN_ORDER = Row(1, "avx512_vnni8x2", 1, 16, groups=64, bits=4)
+BYTES_IN_ORDER = (
+    Row(1, "avx512_vnni8x2", 1, 16, groups=64, bits=8),
+    Row(1, "avx512_vnni8x2", 1, 16, groups=128, bits=4),
+)
 """One row by one row block at a time: memory is read in order.
 
-Measured on one core of a Zen 4: int4 and int8 by float16, bfloat16 take 0.87 to 1.09 of the time of four row
-blocks, 0.93 in the mean, 2-bit codes 2.1, int8 in groups of 32 1.19.
+Measured on one core of a Zen 4, weights not in cache: int8 by float16, bfloat16 takes 0.74 to 0.81 of the
+time of four row blocks, int4 in groups of 128 0.87 to 0.95, in groups of 64 1.09 to 1.13; in cache 2-bit
+codes 2.1, int8 in groups of 32 1.19.
 """
 
 ONE_STREAM = Row(1, "avx512_vnni", 1, 16, unless="amx_int8", groups=64)
@@ -136,7 +140,7 @@ TABLE: tuple[Row, ...] = (
     *_rows("amx_bf16", (16, 16, 32), (LARGEST_M, 32, 32)),
     *_rows("amx_int8", (16, 16, 32), (LARGEST_M, 32, 32)),
     *_rows("amx_bf16_terms", (16, 16, 32), (LARGEST_M, 32, 32)),
-    BYTES_IN_ORDER,
+    *BYTES_IN_ORDER,
     *_rows("avx512_vnni8x2", *_BYTES),
     *_rows("avx512_vnni8", *_BYTES),
     *_rows("avx512_vnni16", *_DIGITS),

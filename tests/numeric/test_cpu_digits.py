@@ -122,6 +122,17 @@ def test_one_row_of_int8_is_read_in_order_where_that_was_measured(
     assert f"slice n by {columns} over threads" in str(cpu_schedule(gemm, get_device(f"cpu/{device}"), 1))
 
 
+@pytest.mark.parametrize(
+    ("weight", "group", "columns"), [("int4", 128, 16), ("int4", 64, 64), ("int8", 64, 16), ("int8", 32, 64)]
+)
+def test_bytes_of_one_row_are_read_in_order_where_groups_are_long(
+    weight: str, group: int, columns: int
+) -> None:
+    gemm = Gemm(256, 512, weight, "float16", "float16", group)
+    found = cpu_schedule(gemm, get_device("cpu/avx512_bf16"), 1)
+    assert f"slice n by {columns} over threads" in str(found)
+
+
 @BYTES
 @pytest.mark.parametrize(
     ("weight", "group"), [("uint1", 16), ("int8", 65792 + 32), ("int3", 64), ("nf4", 64)]
