@@ -5,10 +5,13 @@
  * no task waits for a thread that sleeps or has lost its core.
  *
  * OpenMP's regions end when each thread has come by. Where that lasted longer than it takes to compute alone, the
- * cores are taken by others, and the caller computes alone for a while: longer each time that happens again.
+ * cores are taken by others, and the caller computes alone for a while what is no more work than that, or anything
+ * where another thread was given the caller's own core: longer each time that happens again.
  */
 
-enum { MONOTONIC = 1, MOST_THREADS = 256, TASKS_OF_A_THREAD = 4, LATE = 200000, PAUSE = 8, LONGEST_PAUSE = 64 };
+enum { MONOTONIC = 1, MOST_THREADS = 256, TASKS_OF_A_THREAD = 4, BODIES = 64 };
+enum { LATE = 200000, SLICE = 4000000, PAUSE = 8, LONGEST_PAUSE = 64 };
+static const long long ANY = 1LL << 62;
 
 struct environment {
   void *barrier;
@@ -28,11 +31,17 @@ struct {
   int threads;
 } ladder;
 
-/* Of the thread that calls: whether it computes alone, until when, and how long the last pause was. */
+/* Of the thread that calls: whether it computes alone; until when it does so for at most how much work, and how long
+ * the last pause was; and the time that functions took its own part. */
 static _Thread_local struct {
   int alone;
   int pause;
   long long until;
+  long long most;
+  struct part {
+    Body body;
+    long long time;
+  } parts[BODIES];
 } caller;
 
 struct range {
@@ -47,6 +56,8 @@ struct region {
   struct environment environment;
   int threads;
   int failed;
+  int core;
+  int shared;
   long long own_end;
   struct range ranges[MOST_THREADS];
 };
@@ -57,6 +68,7 @@ struct moment { /* timespec of 64 bits: headers are not needed */
 };
 
 int clock_gettime(int clock, struct moment *);
+int sched_getcpu(void);
 
 static long long now(void) {
   struct moment at;
@@ -77,7 +89,10 @@ static void work(void *argument) {
   int own = ladder.thread_number();
   if (own < region->threads)
     for (int turn = 0; turn < region->threads; ++turn) take(region, &region->ranges[(own + turn) % region->threads]);
-  if (own == 0) region->own_end = now();
+  if (own == 0)
+    region->own_end = now();
+  else if (sched_getcpu() == region->core)
+    __atomic_store_n(&region->shared, 1, __ATOMIC_RELAXED);
 }
 
 static int run_alone(Body body, void *closure, int tasks) {
@@ -87,36 +102,57 @@ static int run_alone(Body body, void *closure, int tasks) {
   return failed ? -1 : 0;
 }
 
-/* Note whether the wait for the region's last thread, after the caller's own work, cost more than to compute alone.
- * The more threads, the more a pause costs, and the shorter it is. */
-static void judge(long long begin, long long own_end, long long end, int threads) {
-  long long wait = end - own_end;
-  if (wait <= LATE + (own_end - begin) * (threads - 1)) {
-    caller.pause /= 2;
+static struct part *part_of(Body body) {
+  return &caller.parts[((unsigned long)body >> 4) % BODIES];
+}
+
+/* Note the time of the caller's own part: what it was at best, or a little more where it is longer now. */
+static void note(struct part *part, Body body, long long own) {
+  if (part->body != body || own < part->time)
+    *part = (struct part){body, own};
+  else
+    part->time += (own - part->time) / 8;
+}
+
+/* Note whether the wait for the region's last thread, after the caller's own work, cost more than to compute alone:
+ * whatever had a thread on the caller's own core did. The more threads, the more a pause costs, and the shorter it
+ * is. */
+static void judge(const struct part *part, const struct region *region, long long begin, long long end) {
+  long long wait = end - region->own_end, own = region->own_end - begin, most = part->time;
+  int others = region->threads - 1;
+  if (region->shared && end - begin > LATE) {
+    if (wait < SLICE) wait = end - begin < SLICE ? end - begin : SLICE;
+    most = ANY;
+  } else if (wait <= LATE + own * others) {
+    if (part->time <= caller.most) caller.pause /= 2;
     return;
   }
+  if (begin >= caller.until || most > caller.most) caller.most = most;
   caller.pause = caller.pause ? caller.pause * 2 : PAUSE;
   if (caller.pause > LONGEST_PAUSE) caller.pause = LONGEST_PAUSE;
-  caller.until = end + wait * caller.pause / (threads - 1);
+  caller.until = end + wait * caller.pause / others;
 }
 
 static int run_together(Body body, void *closure, int tasks, int threads, int team) {
   struct region region;
+  struct part *part = part_of(body);
   long long begin = now();
-  if (begin < caller.until) return run_alone(body, closure, tasks);
+  if (begin < caller.until && part->body == body && part->time <= caller.most) return run_alone(body, closure, tasks);
   region.body = body;
   region.closure = closure;
   region.environment.barrier = 0;
   region.environment.tasks = tasks > 0 ? tasks : threads * TASKS_OF_A_THREAD;
   region.threads = threads;
-  region.failed = 0;
+  region.failed = region.shared = 0;
+  region.core = sched_getcpu();
   region.own_end = begin;
   for (int at = 0; at < threads; ++at) {
     region.ranges[at].next = (long long)region.environment.tasks * at / threads;
     region.ranges[at].end = (long long)region.environment.tasks * (at + 1) / threads;
   }
   ladder.parallel(work, &region, team, 0);
-  judge(begin, region.own_end, now(), threads);
+  note(part, body, region.own_end - begin);
+  judge(part, &region, begin, now());
   if (region.failed) ladder.raise("RuntimeError", "a thread of a kernel failed");
   return region.failed ? -1 : 0;
 }

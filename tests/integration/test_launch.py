@@ -64,35 +64,42 @@ def test_kernels_start_no_threads_beside_those_of_torch() -> None:
 
 
 class Stand:
-    """A launch whose OpenMP library is this object: one caller, and a worker that comes or sleeps."""
+    """A launch whose OpenMP library is this object: one caller, and a worker that comes late or not at all.
+
+    together: Whether the worker comes at once, on the caller's own core.
+    """
 
     def __init__(self, path: Path, count: int) -> None:
-        self.regions, self.late, self.errors, self.own = 0, 0.0, list[bytes](), 0
+        self.regions, self.late, self.errors, self.own, self.together = 0, 0.0, list[bytes](), 0, False
+        self.seen, self.fails, self.seconds = list[int](), False, 0.0
         self.kept = [PARALLEL(self.parallel), NUMBER(lambda: self.own), NUMBER(lambda: 0)]
         self.kept += [NUMBER(lambda: count), OTHER(lambda *_: 7), ERROR(self.failed)]
         functions = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self.kept]
         self.library = ctypes.CDLL(str(path))
         self.launch = launch.Launch(self.library, functions)
+        self.bodies = [BODY(lambda task, *_: self.body(task)) for _ in range(2)]
 
     def parallel(self, work: int, data: int, team: int, flags: int) -> None:
         self.regions, self.own = self.regions + 1, 0
         WORK(work)(data)
+        if self.together:
+            self.own = 1
+            WORK(work)(data)
         time.sleep(self.late)
 
     def failed(self, kind: bytes, message: bytes) -> None:
         self.errors.append(message)
 
-    def run(self, fails: bool = False, asked: int = 0, seconds: float = 0.0) -> list[int]:
+    def body(self, task: int) -> int:
+        self.seen.append(task)
+        time.sleep(self.seconds)
+        return int(self.fails)
+
+    def run(self, fails: bool = False, asked: int = 0, seconds: float = 0.0, body: int = 0) -> list[int]:
         """Return the tasks of one launch in the order in which they ran; -1 at its end where it failed."""
-        seen = list[int]()
-
-        def body(task: int, environment: int, closure: int) -> int:
-            seen.append(task)
-            time.sleep(seconds)
-            return int(fails)
-
-        status = self.library.ladder_launch(BODY(body), None, asked)
-        return [*seen, status] if status else seen
+        self.seen, self.fails, self.seconds = [], fails, seconds
+        status = self.library.ladder_launch(self.bodies[body], None, asked)
+        return [*self.seen, status] if status else self.seen
 
 
 @pytest.fixture
@@ -130,6 +137,31 @@ def test_a_wait_shorter_than_to_compute_alone_is_none(
     tasks.late = late
     assert len(tasks.run(seconds=0.005)) == 4 * threads  # 40 ms of two threads' caller, 120 of six
     assert (tasks.run() == [0]) == alone
+
+
+def test_more_work_than_what_was_late_has_all_threads(stand: Callable[[int], Stand]) -> None:
+    """What prepares rows for some microseconds says nothing of the milliseconds that their product takes."""
+    tasks = stand(2)
+    tasks.run(seconds=0.005, body=1)
+    tasks.late = 0.5
+    assert len(tasks.run()) == 8
+    assert tasks.run() == [0]
+    assert len(tasks.run(body=1)) == 8
+
+
+def test_a_caller_whose_core_another_thread_took_computes_everything_alone(
+    stand: Callable[[int], Stand],
+) -> None:
+    """Each waits, spinning, until the other has its turn."""
+    tasks, allowed = stand(2), os.sched_getaffinity(0)
+    tasks.run(seconds=0.005, body=1)
+    tasks.together = True
+    try:
+        os.sched_setaffinity(threading.get_native_id(), {min(allowed)})
+        assert len(tasks.run(seconds=0.001)) == 8
+        assert tasks.run(body=1) == [0]
+    finally:
+        os.sched_setaffinity(threading.get_native_id(), allowed)
 
 
 def test_one_thread_nested_regions_and_kernels_alone_start_nothing(stand: Callable[[int], Stand]) -> None:
