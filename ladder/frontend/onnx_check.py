@@ -67,6 +67,10 @@ def check_model(model: Any, title: str) -> None:
         check_extents(tensor.dims, f"{title}: tensor {tensor.name!r}")
     for attribute in (attribute for node in nodes for attribute in node.attribute):
         check_extents(attribute.sparse_tensor.dims, f"{title}: {attribute.name}", MOST_COMPUTED)
+    for node in (node for node in nodes if "Conv" in node.op_type):
+        groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+        if groups < 1:
+            raise ImportRefused(f"{title}: {node.op_type} has {groups} groups")
     for sparse in model.graph.sparse_initializer:
         check_extents(sparse.dims, f"{title}: tensor {sparse.values.name!r}", MOST_COMPUTED)
     if any(tensor.external_data for tensor in _tensors_of(nodes)):

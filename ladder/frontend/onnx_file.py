@@ -21,7 +21,14 @@ import onnx
 import onnx.defs
 import onnx.inliner
 
-from ladder.frontend.onnx_check import check_model, check_size, external_bytes, graphs_of, nodes_of
+from ladder.frontend.onnx_check import (
+    MOST_NODES,
+    check_model,
+    check_size,
+    external_bytes,
+    graphs_of,
+    nodes_of,
+)
 from ladder.frontend.onnx_scans import with_lean_loops, with_windows
 from ladder.frontend.onnx_stages import names_read
 from ladder.frontend.onnx_values import Known
@@ -312,6 +319,7 @@ def inlined(model: Any, title: str) -> Any:
     title: For messages.
     Raises ImportRefused if functions are left; it names one, and what changed between the versions.
     """
+    _require_few(model, title)
     try:
         found = onnx.inliner.inline_local_functions(_restated(model))
     except Exception as error:  # of the C++ library
@@ -319,6 +327,28 @@ def inlined(model: Any, title: str) -> Any:
     if found.functions:
         raise ImportRefused(f"{title}: {_left(found.functions[0], versions_of(found))}")
     return found
+
+
+def _require_few(model: Any, title: str) -> None:
+    """Raise ImportRefused if a model's functions stand for more nodes than a model may have.
+
+    Those that call themselves are left to the inliner, which names them.
+    """
+    bodies = {(f.domain, f.name, f.overload): list(nodes_of(f)) for f in model.functions}
+    counts: dict[Any, int] = {}
+
+    def count(nodes: list[Any]) -> int:
+        return sum(counts.get((node.domain, node.op_type, node.overload), 1) for node in nodes)
+
+    for _ in bodies:  # a turn is right of those that call what the turn before was right of
+        before, counts = counts, {key: count(nodes) for key, nodes in bodies.items()}
+        total = count(list(nodes_of(model.graph)))
+        if total > MOST_NODES:
+            raise ImportRefused(
+                f"{title} has {total} nodes with those of its functions, at most {MOST_NODES} are imported"
+            )
+        if counts == before:
+            break
 
 
 def _restated(model: Any) -> Any:

@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -50,6 +51,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a name given twice": (model_of(node("Relu", ["x"]), node("Neg", ["x"])), "'?y'?"),
     "an unknown version": (model_of(node("Relu", ["x"]), opset=40), "opset 40"),
     "an index out of range": (model_of(node("Gather", ["x", "i"]), i=[5]), "outside of axis 0 of 2"),
+    "no group": (
+        model_of(node("Conv", ["x", "w"], group=0), shape=(1, 1, 4), w=np.ones((1, 1, 3), np.float32)),
+        "0 groups",
+    ),
     "a huge input": (model_of(node("Relu", ["x"]), shape=(1 << 40, 1 << 20)), "elements"),
     "extents below 0": (model_of(node("Relu", ["x"]), shape=(-3, 2)), r"\[-3, 2\]"),
     "a huge constant": (
@@ -98,6 +103,17 @@ def external(folder: Path, **stated: str) -> Path:
         entry.key, entry.value = key, value
     onnx.save(model, str(folder / "m.onnx"))
     return folder / "m.onnx"
+
+
+def test_functions_that_stand_for_too_many_nodes() -> None:
+    """Each calls the next one twice: they are counted before any takes its call's place."""
+    own = '<domain: "l", opset_import: ["" : 21, "l" : 1]>'
+    bodies = (f"f{n} (a) => (b) {{ c = l.f{n + 1} (a) b = l.f{n + 1} (c) }}" for n in range(40))
+    calls = " ".join(f"{own} {body}" for body in bodies)
+    last = '<domain: "l", opset_import: ["" : 21]> f40 (a) => (b) { b = Relu (a) }'
+    head = '<ir_version: 10, opset_import: ["" : 21, "l" : 1]> g (float[3, 4] x) => (y) { y = l.f0 (x) }'
+    with pytest.raises(ladder.LadderError, match="131072 nodes with those of its functions"):
+        ladder.compile(onnx.parser.parse_model(f"{head} {calls} {last}"))
 
 
 def test_external_data_is_read_from_the_models_folder_only(tmp_path: Path) -> None:
