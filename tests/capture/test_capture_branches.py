@@ -385,3 +385,50 @@ def test_gradients_recorded_on_a_side_keep_a_graph_in_torch():
     for _ in range(3):
         with torch.no_grad():
             assert fast(torch.ones(2, 8)).requires_grad
+
+
+class Flagged(nn.Module):
+    """Sets itself up in a first call, and takes its layers by a mask."""
+
+    def __init__(self, ready):
+        super().__init__()
+        self.register_buffer("ready", torch.tensor([ready]))
+        self.register_buffer("scale", torch.ones(4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.mask = torch.tensor([True, False, True])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.ready:
+            self.scale.copy_(x.mean(0))
+            self.ready.fill_(True)
+        for number, taken in enumerate(self.mask):
+            x = x * self.scale if taken else x + number
+        self.calls += 1
+        return -x if self.calls % 3 == 0 else x
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_flags_and_masks_may_change(ready):
+    plain, held = Flagged(ready), Flagged(ready)
+    captured = capture(held)
+    for number in range(12):
+        x = normal(2 + number % 2, 4, seed=number)
+        for model in (plain, held) if number in (5, 9) else ():
+            model.mask[1] = number == 5
+        assert torch.equal(captured(x), plain(x)), number
+        for name, buffer in plain.named_buffers():
+            assert torch.equal(buffer, held.get_buffer(name)), (number, name)
+
+
+def test_flags_are_assumed_and_not_branched_on():
+    model = Flagged(ready=True)
+    captured = capture(lambda x: x * model.scale if model.ready & model.mask[0] else x)
+    for _ in range(2):
+        assert captured(torch.ones(4)).tolist() == [1] * 4
+    assert (captured.outcome, captured.calls["recorded"]) == ("whole", 1)
+    assert "conditional" not in captured.explain()
+    model.ready.fill_(False)
+    model.scale.fill_(2)
+    assert captured(torch.ones(4)).tolist() == [1] * 4
+    model.ready.fill_(True)
+    assert captured(torch.ones(4)).tolist() == [2] * 4

@@ -224,10 +224,22 @@ def _note_result(
     mode = torch.is_inference_mode_enabled()
     _fx_result(vm, result, Value("", None, node, depends, ranked=ranked, inference=mode))
     open_numbers = set(node.all_input_nodes) - {item.fx for item in inputs}
-    known = not (monitor.random or monitor.mutated or open_numbers)
-    known = known and all(item.constant for item in inputs)
+    pure = not (monitor.random or monitor.mutated or open_numbers)
+    constant = pure and all(item.constant for item in inputs)
+    held = pure and all(item.constant or is_held(vm, item.obj) for item in inputs)
     for tensor in _leaves(result):
-        value_of(vm, tensor).constant |= known
+        value = value_of(vm, tensor)
+        value.constant, value.held = value.constant or constant, value.held or held
+
+
+def is_held(vm: Interpreter, tensor: Any) -> bool:
+    """Say whether a tensor is one, or computed of some, that the program holds and has not written here."""
+    node = vm.heap.find(tensor)
+    if node is None or not is_a(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+        return False
+    if not node.external:
+        return value_of(vm, tensor).held
+    return node.stable and storage_of(tensor) not in vm.trace.written and node.var not in vm.trace.replaced
 
 
 def _read_number(vm: Interpreter, function: Any, inputs: list[Value], result: Any) -> Any:

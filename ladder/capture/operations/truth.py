@@ -11,7 +11,7 @@ import torch.fx
 from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.operations.objects import check_not_overridden
-from ladder.capture.operations.tensor_operators import assume, may_be_assumed
+from ladder.capture.operations.tensor_operators import assume, is_held, may_be_assumed
 from ladder.capture.python import natives
 from ladder.capture.python.frames import NULL
 from ladder.capture.python.liveness import only_raises
@@ -88,7 +88,8 @@ def _truth(vm: Interpreter, value: Any) -> bool:
 def _truth_of_numbers(vm: Interpreter, value: torch.Tensor) -> bool:
     """Return the truth of a tensor that is the same in all runs that raise no error.
 
-    It is made of numbers alone, or the program only raises an error where it is another, as by an `assert`.
+    It is made of numbers alone; or the program only raises an error where it is another, as by an `assert`;
+    or it is computed of what modules hold, as is a flag that says whether they are initialized.
     """
     node = vm.heap.find(value)
     if vm.modes or node is None or value.numel() != 1:
@@ -96,10 +97,10 @@ def _truth_of_numbers(vm: Interpreter, value: torch.Tensor) -> bool:
     holds = bool(value)
     if not vm.trace.is_constant(node.var):
         frame = vm.frames[-1]
-        checks = only_raises(frame.program, frame.index - 1, not holds)
-        if not (checks and may_be_assumed(vm, value)):
+        checks, held = only_raises(frame.program, frame.index - 1, not holds), is_held(vm, value)
+        if not ((checks or held) and may_be_assumed(vm, value)):
             raise CaptureError("the truth of a tensor")
-        assume(vm, value, holds)
+        assume(vm, value, holds, most=3 if checks else 2)
     return holds
 
 

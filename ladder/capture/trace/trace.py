@@ -32,7 +32,8 @@ class Value:
 
     `fx`: its node; None for an input that nothing has used yet. `dynamic`: its shape depends on values.
     `ranked`: its number of axes does not. `constant`: it is made of numbers alone, and so the same in every
-    run that matches. `inference`: whether an operator made it in inference mode.
+    run that matches; `held`: of these and of tensors that the program holds. `inference`: whether an operator
+    made it in inference mode.
     """
 
     var: str
@@ -40,6 +41,7 @@ class Value:
     fx: torch.fx.Node | None = None
     dynamic: bool = False
     constant: bool = False
+    held: bool = False
     ranked: bool = True
     inference: bool = False
 
@@ -184,8 +186,8 @@ class Trace:
             return
         self.writes = True
         for value in self.results:
-            if value.constant and self._is_written(value.obj, monitor):
-                value.constant = False
+            if (value.constant or value.held) and self._is_written(value.obj, monitor):
+                value.constant = value.held = False
         for var, tensor in outside:
             self.written[storage_of(tensor)] = var
 
