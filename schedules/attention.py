@@ -158,8 +158,7 @@ def next_best(
     """Return what could take a schedule's place, the one that is predicted to be fastest first.
 
     Where torch's attention takes the place of what spills (on AMD GPUs), only what is predicted to be no
-    slower than that. Predictions know nothing of spills: on an H200 heads of 256 took 1.2 to 2.2 times as
-    long by 16 rows of q, with 1.2 to 1.5 KB of them, as by 8 rows, which read keys twice.
+    slower than that. Predictions know nothing of spills.
 
     case: What it was chosen for; by default the first sizes among `PROBES` that it would be chosen for.
     """

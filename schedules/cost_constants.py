@@ -58,9 +58,7 @@ DENSE: Mapping[str, float] = {
 }
 """Where weights of 16 bits are operands as they are.
 
-Fitted to 486 runs of 51 problems on an H200 (convolutions and points of ResNet-50 and EfficientNet for eight
-images, products of 256 to 4096, M up to 1576): the first choice takes 1.0 times the fastest measured
-(median, 1.12 at worst), times are 12 % off (median).
+Fitted on an H200 to convolutions and points of ResNet-50 and EfficientNet for eight images, and to products.
 """
 
 
@@ -91,11 +89,9 @@ DECODED: dict[str, float] = {
 }
 """Where weights are decoded to 16 bits.
 
-Fitted to 4,213 runs on an H200: of int4 at four shapes of no tuning row (M = 80 to 2048, tiles of 40 to 256
-activation rows, 2026-11-23) and of all 16-bit classes of ``schedules/tuned/h200.json`` (M from 32 on), but
-`DOUBLING_SECONDS` and `EXCHANGE_SECONDS` to 2,547 runs on both cards, from one row on. At
-four other shapes the first choice takes 1.01 times the fastest of its contest's finals (geometric mean, 1.06
-at worst), and times are 5 % off (median).
+Fitted on an H200 to int4 at four shapes of no tuning row and to all 16-bit classes of
+``schedules/tuned/h200.json``, of many rows of x; `DOUBLING_SECONDS` and `EXCHANGE_SECONDS` on an H100 too,
+from one row on.
 """
 
 TO_FP8: dict[str, float] = {
@@ -155,13 +151,8 @@ FP8: dict[str, float] = {
 }
 """Where both operands are fp8 as they are.
 
-Fitted to 381 kernels at 53 points of seven shapes of no tuning row on an H100 (M = 1 to 1500,
-``benchmarks/results/h100_fp8_choices_2026-11-26.json``): the first choice among those timed takes 1.039 times
-the fastest (geometric mean; 1.064 with the constants of other 8-bit operands). `TURNOVER_SECONDS` is read
-off pairs of a plain and a persistent grid there that are alike in all else: the plain one takes as long where
-each multiprocessor has one block, and about 2 µs longer for each further one. `L2_SHARE` is fitted to these
-runs and 464 at 35 further points (``benchmarks/results/h100_fp8_why_2026-11-27.json``): what either half of
-the shapes asks for (1.33, 1.65) serves the other half better than 1. The first nine lie between what the
-two halves of 60 shapes ask for (1,591 runs at 286 points on both cards); at 16 shapes drawn afterwards the
-choices take 0.96 of the time before for M up to 64 (``benchmarks/results/h200_fp8_refit_2026-11-27.json``).
+Fitted to seven shapes of no tuning row on an H100 (``benchmarks/results/h100_fp8_choices_2026-11-26.json``).
+`TURNOVER_SECONDS` is read off pairs of a plain and a persistent grid there that are alike in all else.
+`L2_SHARE` is fitted to these runs and ``benchmarks/results/h100_fp8_why_2026-11-27.json``, the first nine
+to both cards (``benchmarks/results/h200_fp8_refit_2026-11-27.json``).
 """

@@ -94,7 +94,7 @@ def takes_turns(spec: Spec, loop: Loop, units: list[Unit]) -> bool:
     """Whether two warpgroups take turns at the tensor core: one promotes while the other multiplies.
 
     Left alone they fall into step: both wait for products that run at half speed, then both promote.
-    It pays (1 to 3 %) where operands are decoded in that time too.
+    It pays where operands are decoded in that time too.
     """
     decodes = loop.parted and spec.gemm.scale
     return spec.geo.warpgroups == 2 and decodes and all(unit.done for unit in units)
