@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from ladder.garbage import uncollected
-
 ABSENT = "tvm.runtime.disco"
 """A module that TVM imports where it can: TVM's wheel has no library of it."""
 
@@ -25,10 +23,10 @@ OPERATORS = "tvm.ir._ffi_api"
 def import_tvm() -> None:
     """Import TVM, unless it is imported already or not installed: what needs it then says so.
 
-    The caller holds `ladder.lower.tvm_lock.tvm_lock`.
+    Only one thread may do so at a time, as those that hold `ladder.lower.tvm_lock.tvm_lock`.
     """
     if "tvm" not in sys.modules and find_spec("tvm") is not None:
-        with uncollected(), _quiet():
+        with _quiet():
             import tvm  # noqa: F401
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ladder.forks import renewed
+from ladder.garbage import uncollected
 from ladder.lower.tvm_import import import_tvm
 
 _lock = renewed(threading.Lock())
@@ -17,7 +19,9 @@ _mine = threading.local()
 def tvm_lock() -> Iterator[None]:
     """Hold the lock, with TVM imported: two kernels are never emitted at once."""
     with _lock:
-        import_tvm()
+        if "tvm" not in sys.modules:
+            with uncollected():
+                import_tvm()
         _mine.held = True
         try:
             yield

@@ -76,7 +76,8 @@ def main() -> None:
     """Serve requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing but answers on what was standard output
-    import tvm  # noqa: F401  registers callbacks of its own
+    sys.modules["torch"] = None  # type: ignore[assignment]  # TVM's libraries import it where they can
+    module_of("tvm_import").import_tvm()  # which registers callbacks of its own
     import tvm_ffi
 
     linker = Linker()
