@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import inf
+from math import gcd, inf
 from typing import Any
 
 import numpy as np
@@ -141,16 +141,47 @@ def _activated(row: Row, added: int | None = None) -> Row:
     return run
 
 
-def _matmul_nbits(call: Call) -> Any:
-    """Multiply by a stored weight [N, K] of few bits, quantized in blocks along K."""
-    value = _weight(call)
-    if value is None:
+def _by_stored(read: Callable[[Call], QuantizedTensor | None]) -> Row:
+    """Return the row of a product with a stored weight [N, K] of few bits, quantized in blocks along K."""
+
+    def run(call: Call) -> Any:
+        value = read(call)
+        if value is None:
+            return None
+        (n, k), kind = value.shape, call.out
+        group = min(value.block[1], k)
+        gemm = call.problem(n, k, value.ttype, kind, output=kind, group_size=group, zero=value.zero_kind)
+        found = add_product(call.piece, call.tensor(0), Weight(gemm, value))
+        return by_aten(call, "add.Tensor", found, call.tensor(5)) if call.has(5) else found
+
+    return run
+
+
+CODEBOOKS = ("bnb_fp4", "nf4")
+"""``quant_type`` of `MatMulBnb4` -> our name of bitsandbytes' codebook."""
+
+
+def _weight_of_codebook(call: Call) -> QuantizedTensor | None:
+    """Return a weight as bitsandbytes stores it: blocks of the flattened matrix, high halves of bytes first.
+
+    Blocks that cross rows are cut into the largest pieces that do not.
+    """
+    given, codes, scale = call.given, call.known(1), call.known(2)
+    kind = int(given["quant_type"])
+    if codes is None or scale is None or not given.get("transB", 1) or kind not in range(len(CODEBOOKS)):
         return None
-    (n, k), kind = value.shape, call.out
-    group = min(value.block[1], k)
-    gemm = call.problem(n, k, value.ttype, kind, output=kind, group_size=group, zero=value.zero_kind)
-    found = add_product(call.piece, call.tensor(0), Weight(gemm, value))
-    return by_aten(call, "add.Tensor", found, call.tensor(5)) if call.has(5) else found
+    n, k, size = int(given["N"]), int(given["K"]), int(given["block_size"])
+    width = gcd(k, size)
+    place = np.arange(n * (k // width)) * width // size
+    both = np.stack([codes.array >> 4, codes.array & 15], -1).reshape(-1)[: n * k].reshape(n, k)
+    return QuantizedTensor(
+        get_type(CODEBOOKS[kind]),
+        (n, k),
+        pack_codes(both, 4),
+        (1, width),
+        scale=np.ascontiguousarray(scale.array.reshape(-1)[place].reshape(n, k // width)),
+        scale_type=scale.array.dtype.name,
+    )
 
 
 def _weight(call: Call) -> QuantizedTensor | None:
@@ -192,6 +223,7 @@ MICROSOFT: Mapping[str, Row] = {
     "TransposeMatMul": _fused_matmul,
     "FusedGemm": _activated(MODELS["Gemm"]),
     "FusedConv": _activated(MODELS["Conv"], added=3),
-    "MatMulNBits": _matmul_nbits,
+    "MatMulNBits": _by_stored(_weight),
+    "MatMulBnb4": _by_stored(_weight_of_codebook),
 }
 """Operator of the domain -> row."""

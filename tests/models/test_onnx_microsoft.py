@@ -20,6 +20,7 @@ from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 from tests.models.test_onnx_torch import packed
 from tile_types.errors import LadderError, ShapeError
+from tile_types.library import get_type
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
 
@@ -295,6 +296,28 @@ def test_causal_convolutions_keep_what_they_need() -> None:
     assert torch.allclose(whole, wanted, atol=1e-6)
     with pytest.raises(ShapeError, match="channels_last=1 is not supported"):
         by_tokens("CausalConvWithState", [x, weight, bias], channels_last=1)
+
+
+@pytest.mark.parametrize(("kind", "book"), [(0, "bnb_fp4"), (1, "nf4")])
+@pytest.mark.parametrize("k", [32, 24])  # whole blocks in a row, and blocks across rows
+def test_products_with_weights_of_bitsandbytes(kind: int, book: str, k: int) -> None:
+    """onnxruntime's `MatMulBnb4`: two codes a byte, the high half first, a scale for each 16."""
+    n, x = 10, torch.from_numpy(floats(3, k))
+    octets, scales = RANDOM.integers(0, 256, n * k // 2).astype(np.uint8), np.abs(floats(n * k // 16))
+    given = f"<K: int = {k}, N: int = {n}, block_size: int = 16, quant_type: int = {kind}>"
+    text = f"g (float[m, {k}] x) => (y) {{ y = com.microsoft.MatMulBnb4 {given} (x, w, s) }}"
+    found = ladder.compile(model_of(text, w=octets, s=scales))(x)
+    codes = np.stack([octets >> 4, octets & 15], 1).reshape(-1, 16)
+    values = np.asarray(get_type(book).decode_array(codes), np.float64) * scales[:, None]
+    torch.testing.assert_close(found, (x.double() @ torch.from_numpy(values.reshape(n, k)).T).float())
+
+
+def test_experts_with_gelu() -> None:
+    """onnxruntime takes its approximation by tanh."""
+    x, first, second = torch.randn(5, 4), torch.randn(1, 6, 4), torch.randn(1, 4, 6)
+    op = Operation("com.microsoft::MoE", 1, {"k": 1, "activation_type": "gelu"})
+    found = TABLE[op.name](op, x, torch.zeros(5, 1), first, None, second)
+    torch.testing.assert_close(found, F.gelu(x @ first[0].T, approximate="tanh") @ second[0].T)
 
 
 @pytest.mark.parametrize("fusion", [1, 2])

@@ -7,6 +7,7 @@ row through the networks that a router chooses. All are computed in float32 and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -115,11 +116,11 @@ def _gated(op: Operation, gate: Any, value: Any) -> Any:
 
 FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
     "relu": torch.relu,
-    "gelu": F.gelu,
+    "gelu": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "identity": lambda x: x,
 }
-"""Activations of experts."""
+"""Activations of experts, as onnxruntime computes them."""
 
 
 def _experts(
