@@ -56,11 +56,13 @@ KEPT = (
     "roll",
     "linalg_cross",
     "linspace",
+    "multi_margin_loss",
+    "multilabel_margin_loss_forward",
     *(f"{border}_pad{axes}d" for border in ("reflection", "replication") for axes in (1, 2, 3)),
 )
 """Operators that torch would take apart and that are rows of ours, faster in one piece (in parts,
-`unfold_backward` is an addition for each element of a window), or, as linspace of integers between fractions,
-other numbers in parts."""
+`unfold_backward` is an addition for each element of a window), or, as linspace of integers between fractions
+and margins of NaN, other numbers in parts."""
 
 STATEFUL = ("set_", "manual_seed", "seed", "_enter", "_exit")
 """How the names of functions begin that change torch's global state; those of autocast are traced."""

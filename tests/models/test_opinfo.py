@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+import ladder
 from benchmarks import opinfo
 from ladder.runtime.model import build
 
@@ -96,3 +97,17 @@ def test_parts_are_all_of_it() -> None:
 
 def _key(each: tuple[Any, str]) -> tuple[str, str]:
     return opinfo.title(each[0]), each[1]
+
+
+def test_margins_of_nan_count_nothing() -> None:
+    """In parts they would be NaN; torch's kernels compare them with 0."""
+    x, target = (
+        torch.tensor([[float("nan"), 1.0, 2.0], [1.0, 2.0, 3.0]]),
+        torch.tensor([[0, 1, -1], [1, 2, -1]]),
+    )
+    with torch.no_grad(), patch.dict(vars(build), {"build_kernels": opinfo.in_torch}):
+        for loss, wanted in (("multi_margin_loss", target[:, 0]), ("multilabel_margin_loss", target)):
+            function = getattr(torch.nn.functional, loss)
+            fast = ladder.compile(lambda x, function=function, wanted=wanted: function(x, wanted))
+            fast(x)
+            assert torch.equal(fast(x), function(x, wanted)), loss
