@@ -102,14 +102,14 @@ def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str
 
 def _source_files(packages: tuple[str, ...], root: Path) -> Iterator[os.DirEntry[str]]:
     """Yield the files that `source_digest` reads, in the order of their names."""
-    apart = {str(root / name) for name in APART - set(packages)}
+    apart = {"__pycache__", *(str(root / name) for name in APART - set(packages))}
 
     def below(folder: str) -> Iterator[os.DirEntry[str]]:
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: entry.name)
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from below(entry.path) if entry.path not in apart else ()
+            if entry.is_dir(follow_symlinks=False):  # what Python compiled may be another user's
+                yield from below(entry.path) if {entry.path, entry.name}.isdisjoint(apart) else ()
             elif entry.name.endswith((".py", ".ll")):
                 yield entry
 

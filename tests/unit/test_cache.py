@@ -131,6 +131,10 @@ def test_digests_of_sources_are_kept_until_a_file_changes(
         now = source.stat().st_ctime
         assert [found(now), found(now)] == ["1 times", "2 times"]  # it may be written again at that time
         assert [found(now + 9), found(now + 9)] == ["3 times", "3 times"]
+        compiled = source.parent / "__pycache__" / "one.py"
+        compiled.parent.mkdir()
+        compiled.touch()
+        assert found(now + 9) == "3 times"
         source.write_text("a = 2")  # as long as before
         os.utime(source, (now, now))
         assert [found(now + 99), found(now + 99)] == ["4 times", "4 times"]
