@@ -234,7 +234,16 @@ RULES: Mapping[str, Rule] = {
             *("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "LayerNormalization"),
             "RotaryEmbedding",
             *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
-            *("MoE", "GatedRMSNorm", "BranchwiseRMSNorm", "ScaledSiLU", "GatedAdd", "Inverse", "Trilu"),
+            *(
+                "MoE",
+                "QMoE",
+                "GatedRMSNorm",
+                "BranchwiseRMSNorm",
+                "ScaledSiLU",
+                "GatedAdd",
+                "Inverse",
+                "Trilu",
+            ),
         )
     },
     **{

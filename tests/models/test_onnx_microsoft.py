@@ -21,6 +21,7 @@ from ladder.runtime.onnx_ops.table import TABLE
 from tests.models.test_onnx_torch import packed
 from tile_types.errors import LadderError, ShapeError
 from tile_types.library import get_type
+from tile_types.packing import pack_codes
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
 
@@ -310,6 +311,31 @@ def test_products_with_weights_of_bitsandbytes(kind: int, book: str, k: int) -> 
     codes = np.stack([octets >> 4, octets & 15], 1).reshape(-1, 16)
     values = np.asarray(get_type(book).decode_array(codes), np.float64) * scales[:, None]
     torch.testing.assert_close(found, (x.double() @ torch.from_numpy(values.reshape(n, k)).T).float())
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_experts_of_few_bits(bits: int, groups: int, zeros: bool) -> None:
+    """onnxruntime's `QMoE` is `MoE` with the values of its codes, the lowest bits of a byte first."""
+    given = {"k": 2, "activation_type": "silu", "normalize_routing_weights": 1}
+    x, router, stored, plain = floats(5, 8), floats(5, 3), [], []
+    for n, k in ((4, 8), (8, 4)):
+        codes = RANDOM.integers(0, 1 << bits, (3, n, k)).astype(np.uint8)
+        scale = np.abs(floats(3, n, groups))
+        zero = RANDOM.integers(0, 1 << bits, (3, n, groups)).astype(np.uint8)
+        middle = zero.astype(np.float32) if zeros else np.float32(1 << (bits - 1))
+        values = (codes.reshape(3, n, groups, -1) - np.expand_dims(middle, -1)) * scale[..., None]
+        plain.append(values.reshape(3, n, k).astype(np.float32))
+        by_rows = [array.reshape(3, n) if groups == 1 else array for array in (scale, zero)]
+        stored.append([pack_codes(codes, bits), by_rows[0], pack_codes(by_rows[1], bits) if zeros else None])
+    (w1, s1, z1), (w2, s2, z2) = stored
+    op = Operation("com.microsoft::QMoE", 1, {**given, "expert_weight_bits": bits})
+    tensors = [x, router, w1, s1, None, w2, s2, None, None, None, None, z1, z2]
+    found = TABLE[op.name](op, *(None if a is None else torch.from_numpy(np.asarray(a)) for a in tensors))
+    op = Operation("com.microsoft::MoE", 1, given)
+    x, router, first, second = map(torch.from_numpy, (x, router, *plain))
+    torch.testing.assert_close(found, TABLE[op.name](op, x, router, first, None, second))
 
 
 def test_experts_with_gelu() -> None:

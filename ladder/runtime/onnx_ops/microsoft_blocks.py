@@ -14,10 +14,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ladder.runtime.onnx_ops.microsoft import unpacked
 from ladder.runtime.onnx_ops.moves import MOVES
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.resize import RESIZES
 from ladder.runtime.onnx_ops.windows import WINDOWS
+from tile_types.errors import ShapeError
 
 # states ------------------------------------------------------------------------------------------------
 
@@ -149,6 +151,41 @@ def _experts(
     return found.reshape(x.shape).to(x.dtype)
 
 
+class _Decoded:
+    """Experts' matrices of few bits, each decoded when it is asked for."""
+
+    def __init__(self, bits: int, codes: Any, scales: Any, zeros: Any) -> None:
+        self.bits, self.codes, self.scales, self.zeros = bits, codes, scales, zeros
+
+    def __getitem__(self, expert: int) -> Any:
+        stored = self.codes[expert]
+        codes = unpacked(stored, self.bits, stored.shape[-1] * 8 // self.bits).float()
+        scale = self.scales[expert].float().reshape(len(codes), -1)
+        groups = codes.unflatten(-1, (scale.shape[1], -1))
+        zero: Any = 1 << (self.bits - 1)
+        if self.zeros is not None:  # of rows, they lie side by side
+            lying = self.zeros[expert].reshape(len(codes) if self.zeros.ndim > 2 else 1, -1)
+            zero = unpacked(lying, self.bits, scale.numel() // len(lying)).reshape(*scale.shape, 1)
+        return ((groups - zero) * scale[..., None]).flatten(-2)
+
+
+def _stored_experts(
+    op: Operation, x: Any, router: Any, w1: Any, s1: Any, b1: Any, w2: Any, s2: Any, b2: Any = None,
+    w3: Any = None, s3: Any = None, b3: Any = None, z1: Any = None, z2: Any = None, z3: Any = None,
+    weights: Any = None,
+) -> Any:  # fmt: skip
+    """Mix experts whose matrices ``[N, K]`` are codes of 4 or 8 bits, in blocks along K or by rows."""
+    op.require(quant_type="int")
+    if weights is not None or not op.get("normalize_routing_weights", 0):  # onnxruntime's CPU normalizes all
+        raise ShapeError(f"{op.name} is supported with weights that are normalized, from its router, alone")
+    bits = op.get("expert_weight_bits", 4)
+    first, second, third = (
+        None if w is None else _Decoded(bits, w, s, z)
+        for w, s, z in ((w1, s1, z1), (w2, s2, z2), (w3, s3, z3))
+    )
+    return _experts(op, x, router, first, b1, second, b2, third, b3)
+
+
 # under other names --------------------------------------------------------------------------------------
 
 
@@ -181,6 +218,7 @@ _ROWS: Mapping[str, Run] = {
     "ScaledSiLU": _scaled_silu,
     "GatedAdd": lambda op, x, y, gate: x + y * gate,
     "MoE": _experts,
+    "QMoE": _stored_experts,
     "Unique": _unique,
     "CDist": _distances,
     "Inverse": lambda op, x: torch.linalg.inv(x),
