@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ladder.garbage import uncollected
 from ladder.interrupts import import_whole
 
 if TYPE_CHECKING:
@@ -146,11 +147,12 @@ import_whole()
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
-    if name in _MODULES:
-        return importlib.import_module(f"ladder.{name}")
-    if name not in _HOME_OF:
+    if name not in _MODULES and name not in _HOME_OF:
         raise AttributeError(f"module 'ladder' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    with uncollected():
+        if name in _MODULES:
+            return importlib.import_module(f"ladder.{name}")
+        value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
 

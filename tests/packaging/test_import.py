@@ -32,6 +32,21 @@ def test_import_loads_nothing_heavy(package: str) -> None:
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
+def test_first_use_of_a_name_collects_no_garbage() -> None:
+    """A collection looks at all of torch: 50 ms of a process's first call, a third of the import."""
+    code = """
+import gc, torch, ladder
+found = []
+gc.callbacks.append(lambda phase, info: found.append(phase))
+ladder.Matmul
+print(found.count("start"), gc.isenabled())
+"""
+    done = python(code)
+    count, enabled = done.stdout.split()
+    assert int(count) < 3, done.stdout + done.stderr  # dozens where they are made
+    assert enabled == "True"
+
+
 def test_what_runs_exported_models_needs_no_compiler() -> None:
     loaded = "[m for m in ('tvm', 'onnx') if m in sys.modules]"
     done = python(f"import sys, ladder.runtime.model.saved; print({loaded})")
