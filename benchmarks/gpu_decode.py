@@ -100,7 +100,7 @@ def emit(case: Case, device: Any, name: str) -> Any:
         thread = b.thread_index(THREADS)
         table = None
         if decoder.table_words:
-            pool = b.shared_pool()
+            pool = b.SharedPool()
             room = pool.alloc((decoder.table_words,), "uint32", align=128)
             pool.commit()
             decoder.fill_table(room, thread, THREADS)

@@ -86,7 +86,7 @@ def emit_decode(gemms: Gemm | Sequence[Gemm], device: Any, name: str, placement:
         b.device()
         b.block_index([1])
         thread = b.thread_index(128)
-        pool = b.shared_pool()
+        pool = b.SharedPool()
         room = pool.alloc((max(1, *(decoder.table_words for decoder in decoders)),), "uint32", align=128)
         pool.commit()
         shared = SharedTable.of(room, b.bind(thread % 32))

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
+from tvm import DataType
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
+from tvm.tirx import AttrStmt, Evaluate, IntImm
 from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import Expr
@@ -123,9 +126,35 @@ def local(count: int, dtype: str) -> Any:
     return I.alloc_local((count,), dtype)
 
 
-def shared_pool() -> Any:
-    """Return a pool of dynamic shared memory: ``alloc(shape, dtype, align=)`` then ``commit()``."""
-    return T.SMEMPool()
+class SharedPool:
+    """A block's dynamic shared memory, from which arrays are taken one behind the other.
+
+    TVM's own looks up the sources of all its callers, which takes long.
+
+    offset: Where the next array begins, in bytes.
+    taken: Bytes taken so far.
+    """
+
+    def __init__(self) -> None:
+        self.memory = I.alloc_buffer([0], "uint8", scope="shared.dyn").data
+        self.offset = self.taken = 0
+
+    def alloc(self, shape: Sequence[int], dtype: str, align: int = 0) -> Any:
+        """Declare the next array, which begins at a multiple of ``align`` bytes."""
+        self.offset = -(-self.offset // max(1, align)) * max(1, align)
+        place = {"data": self.memory, "byte_offset": self.offset, "scope": "shared.dyn", "align": align}
+        array = I.decl_buffer(shape, dtype, layout="default", **place)
+        self.move_base_to(self.offset + -(-prod(shape) * DataType(dtype).bits // 8))
+        return array
+
+    def move_base_to(self, offset: int) -> None:
+        """Let the next array begin at an offset: over others, if these are no longer read."""
+        self.offset, self.taken = offset, max(self.taken, offset)
+
+    def commit(self, size: int = 0) -> None:
+        """Emit how many bytes there are: those taken, or more."""
+        size = IntImm("int64", max(size, self.taken))
+        I.add_to_parent(AttrStmt(0, "tirx.dyn_smem_bytes", size, Evaluate(0)))
 
 
 def store(buffer: Any, value: Expr, *indices: Expr) -> None:

@@ -66,7 +66,7 @@ class CudaBlocks(BlockDialect):
         return block, rank, thread, thread // self.shape.lanes
 
     def allocate(self, geo: BlockGeometry) -> tuple[Any, Any, Expr]:
-        pool = b.shared_pool()
+        pool = b.SharedPool()
         size = geo.shared_bytes - 8 * geo.barriers
         words = pool.alloc((-(-size // 4),), "uint32", align=geo.alignment)
         arrivals = pool.alloc((geo.barriers,), "uint64", align=8) if geo.barriers else None

@@ -56,7 +56,7 @@ class CudaDialect(Dialect):
         (block,) = b.block_index([blocks])
         thread = b.thread_index(threads)
         if words:
-            pool = b.shared_pool()
+            pool = b.SharedPool()
             self.shared = pool.alloc((words,), "uint32", align=128)
             pool.commit()
         self.overlap.release()

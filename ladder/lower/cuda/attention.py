@@ -174,7 +174,7 @@ class Join:
     def __init__(self, spec: Spec, place: Place) -> None:
         self.spec, self.place, self.schedule = spec, place, spec.schedule
         size, schedule = spec.form.size, spec.schedule
-        pool = b.shared_pool()
+        pool = b.SharedPool()
         self.sums = pool.alloc((schedule.warps, schedule.rows, spec.form.width + PAD), "float32", align=16)
         self.states = pool.alloc((schedule.warps, schedule.rows, STATE), "float32", align=16)
         self.row_pieces = size // VECTOR

@@ -133,7 +133,7 @@ def allocate(spec: Spec, prologue: Prologue | None) -> Memory:
     """Allocate shared memory."""
     geo, tile_m = spec.geo, spec.schedule.tile_m
     periods = geo.chunk_tiles // geo.period
-    pool = b.shared_pool()
+    pool = b.SharedPool()
     parts = pool.alloc((32, tile_m), "int32", align=128)
     row_scales = pool.alloc((geo.rows,), "float32", align=128)
     rows = None if prologue is None else prologue.allocate(pool)

@@ -62,7 +62,7 @@ class Memory:
 def allocate(spec: Spec, place: Place, prologue: Prologue | None) -> Memory:
     """Allocate shared memory and accumulators."""
     geo, schedule = spec.geo, spec.schedule
-    pool = place.pool or b.shared_pool()
+    pool = place.pool or b.SharedPool()
     rows = None if prologue is None else prologue.allocate(pool)
     table = allocate_table(pool, spec.decoder.table_words, place.warp.lane)
     shared_sums = OffsetSums(spec, place.warp, pool) if spec.shares_sums else None

@@ -121,7 +121,7 @@ def find_place(spec: Spec, args: Arguments, overlap: Overlap) -> Place:
     row, column = spec.step.lanes.operand(warp.lane)
     owner = b.bind(warp.strip % geo.tile_strips * (32 * geo.own_blocks) + row * 4 + column)
     first_row = b.bind(block * geo.columns)
-    pool = b.shared_pool() if shares_search(spec.gemm, spec.schedule) else None
+    pool = b.SharedPool() if shares_search(spec.gemm, spec.schedule) else None
     told = None if pool is None else Told(warp.warp, pool.alloc((FOUND_WORDS,), "int32", align=16))
     found = find_m_tile(args, m_tile, tile_m, warp.lane, overlap, told)
     m_count = b.bind(T.min(found.args.m - found.first, tile_m))

@@ -177,7 +177,7 @@ class Stages:
 def allocate_stages(spec: Spec, place: Place) -> Stages:
     """Allocate shared memory."""
     geo, stages = spec.geo, spec.schedule.stages
-    pool = b.shared_pool()
+    pool = b.SharedPool()
     table = allocate_table(pool, spec.decoder.table_words, place.lane)
     x = pool.alloc((stages, geo.x_tile.words(spec.schedule.tile_m)), "uint32", align=128)
     extents = (stages, geo.row_tiles, geo.stage_tiles, geo.groups.tile_words)

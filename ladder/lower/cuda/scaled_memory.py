@@ -143,7 +143,7 @@ def _place_stages(
 
 def place(form: ScaledGemm, schedule: ScaledSchedule, part: Expr) -> Memory:
     """Place what a block shares."""
-    pool, stages, split = b.shared_pool(), schedule.stages, schedule.split_k
+    pool, stages, split = b.SharedPool(), schedule.stages, schedule.split_k
     x, w, scales = _place_stages(pool, form, schedule, part)
     full, empty = (pool.alloc((stages,), "uint64", align=8) for _ in range(2))
     partner = pool.alloc((stages,), "uint64", align=8) if schedule.pair else None

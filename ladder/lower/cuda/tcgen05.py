@@ -171,7 +171,7 @@ class Tcgen05:
         b.device(min_blocks=geo.resident_blocks(spec.device))
         grid = find_grid(spec, args)
         overlap.release()
-        pool = b.shared_pool()
+        pool = b.SharedPool()
         memory, tensor = place_memory(pool, spec, grid, args), place_tensor_memory(pool, geo)
         pool.commit()
         self._set_up(args, grid, memory, tensor, x_map)

@@ -39,9 +39,9 @@ class Memory:
 
 def allocate_memory(spec: Spec, grid: Grid, args: Arguments) -> Memory:
     """Allocate shared memory."""
-    pool = b.shared_pool()
+    pool = b.SharedPool()
     memory = place_memory(pool, spec, grid, args)
-    pool.commit(max(pool.max_offset, spec.geo.least_bytes(spec.device)))
+    pool.commit(spec.geo.least_bytes(spec.device))
     return memory
 
 
