@@ -18,6 +18,7 @@ from ladder.frontend.aten_functions import FUNCTIONS
 from ladder.frontend.aten_gathers import GATHERS
 from ladder.frontend.aten_moves import MOVES
 from ladder.frontend.aten_reductions import REDUCTIONS
+from ladder.frontend.aten_remainders import floored, remainder
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
 from ladder.ir.extents import floordiv, larger, only_adds, product, total
 from ladder.partition.elements import FLOATS8
@@ -81,7 +82,9 @@ def _trigonometric(name: str) -> Row:
 
 
 def _divided(im: Importer, out: str, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
-    return None if rounding_mode is not None else im.floats("div", [a, b], out)
+    if rounding_mode is None:
+        return im.floats("div", [a, b], out)
+    return floored(im, out, a, b) if rounding_mode == "floor" else None
 
 
 def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Row:
@@ -407,6 +410,7 @@ ROWS: dict[str, Row] = {
     **{f"mul.{form}": _arithmetic("mul") for form in ("Tensor", "Scalar")},
     **{f"rsub.{form}": _arithmetic("sub", swapped=True) for form in ("Tensor", "Scalar")},
     **{f"div.{form}": _divided for form in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")},
+    "remainder.Scalar": remainder,
     **{f"pow.{form}": _power for form in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},
     **{f"clamp.{form}": _clamped for form in ("default", "Tensor")},
     **{

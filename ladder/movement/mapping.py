@@ -69,11 +69,18 @@ def _is_series(graph: Graph, node: Node, place: Index, columns: Index) -> bool:
         if not _stay(graph, [one for one in inside if one not in along], columns):
             return False
         if not along:
-            return place[len(place) - len(columns) :] == columns
+            return place[len(place) - len(columns) :] == columns and _ends_alike(graph, node, columns)
         name, below, moved = along[0]
         if len(inside) > 1 or not moved or graph.producer(name).operator != node.operator:
             return False
         node, place = graph.producer(name), below
+
+
+def _ends_alike(graph: Graph, node: Node, columns: Index) -> bool:
+    """Tell whether the last axes of what a reduction reads are those of results, not some of many in one."""
+    count = len(columns)
+    read = graph.tile(node.inputs[0]).shape[-count:]
+    return any(graph.tile(value).shape[-count:] == read for value in graph.outputs)
 
 
 def _operand_place(graph: Graph, node: Node, place: Index, loop: str) -> Index:
@@ -163,6 +170,9 @@ FEW_POSITIONS = 8
 WINDOW = 64
 """Elements up to which one thread reduces alone."""
 
+LEAST_HELD = 16
+"""Elements of a row from which on lanes may share it, where one thread could reduce it alone."""
+
 FEW_REDUCED = 16
 """Elements up to which one thread reduces alone what other results need as well."""
 
@@ -212,10 +222,12 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
     each = _reduced(graph, graph.outputs)
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
     across = [] if tiles or not numbers else _across(graph)
-    if not extents or (numbers and isinstance(each, int) and each <= _alone(graph, count)):
-        windows = any(node.operator == "map" for node in graph.nodes)
-        return _tiles(graph) if tiles else [*VECTORS, *([] if windows else across)]
+    windows = any(node.operator == "map" for node in graph.nodes)
     columns = held_columns(graph, rows)
+    if not extents or (numbers and isinstance(each, int) and each <= _alone(graph, count)):
+        shares = columns is not None and columns >= LEAST_HELD and not windows
+        held = _held(int(columns or 0), count, row_width(graph, rows)) if shares else []
+        return _tiles(graph) if tiles else [*VECTORS, *([] if windows else across), *held]
     if columns is None and isinstance(each, int) and each <= FEW_REDUCED:
         return [] if tiles else [*VECTORS]
     if columns is None:
@@ -225,9 +237,10 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
 
 
 def _alone(graph: Graph, count: Extent) -> int:
-    """Return the elements up to which one thread reduces a row alone; windows side by side share lines."""
-    windows = any(node.operator == "map" for node in graph.nodes)
-    return LARGE_WINDOW if windows and isinstance(count, int) and count >= BUSY_ROWS else WINDOW
+    """Return the elements up to which one thread reduces a row alone; more where neighbours share lines."""
+    reduced = [node for node in graph.nodes if node.operator in REDUCTIONS]
+    shared = any(node.operator == "map" for node in graph.nodes) or not any(map(_along_last, reduced))
+    return LARGE_WINDOW if shared and isinstance(count, int) and count >= BUSY_ROWS else WINDOW
 
 
 def _tiles(graph: Graph) -> list[Mapping]:
@@ -372,11 +385,29 @@ def _reduced(graph: Graph, values: Sequence[str]) -> Extent:
         seen.add(node.name)
         if node.operator in REDUCTIONS:
             shape = graph.tile(node.inputs[0]).shape
-            below = larger(1, _reduced(graph, node.inputs))
-            found[node.name] = product([shape[node_attributes(node)["axis"] % len(shape)], below])
+            axis = node_attributes(node)["axis"] % len(shape)
+            inner, outer = _apart(graph, node.inputs, len(shape), axis)
+            found |= {name: _reduced(graph, [name]) for name in outer}
+            found[node.name] = product([shape[axis], larger(1, _reduced(graph, inner))])
         else:
             ahead += node.inputs
     return total(found.values())
+
+
+def _apart(graph: Graph, values: Sequence[str], rank: int, axis: int) -> tuple[list[str], list[str]]:
+    """Return the first reductions below values: those that run anew along an axis, and those that do not."""
+    ahead, inner, outer, seen = [*values], list[str](), list[str](), set[str]()
+    while ahead:
+        node = graph.producer(ahead.pop())
+        if node.name in seen:
+            continue
+        seen.add(node.name)
+        if node.operator in REDUCTIONS:
+            alike = len(node.tile.shape) == rank and node.tile.shape[axis] == 1
+            (outer if alike else inner).append(node.name)
+        else:
+            ahead += node.inputs
+    return inner, outer
 
 
 def reduced_extents(graph: Graph) -> list[Extent]:

@@ -10,7 +10,7 @@ from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.elements import lacking
-from ladder.partition.repeats import LONG_ON_CPUS, LONG_ON_GPUS, READS_ONCE, calls_again
+from ladder.partition.repeats import LONG_ON_CPUS, LONG_ON_GPUS, READS_ONCE, calls_again, works_again
 from ladder.partition.rows import REDUCTIONS, column_axes, loop_extents, row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
@@ -33,7 +33,7 @@ LARGE_SHARED, MOST_GATHERED = 1 << 18, 4
 MOST_JOINED = 32
 """Most operands of a concatenation in a kernel, where each is a part of the loop; torch copies more."""
 
-MANY_SUMMED = 1 << 16
+MANY_SUMMED = 1 << 12
 """Elements from which on reductions are stored before what is computed of them is reduced on GPUs."""
 
 LONG_BLOCK = 1 << 16
@@ -187,6 +187,8 @@ class Chains:
         called = LONG_ON_GPUS if self.units else LONG_ON_CPUS
         if calls_again(region, outputs, called):
             return "functions of few elements are stored before many read them"
+        if self.units and works_again(region, outputs):
+            return "what takes long is stored before many read it"
         if not _is_loop(region, outputs, self.units > 0):
             return "rows of the two differ: one needs more of the other than a row"
         if joins_nested(region) > MOST_NESTED:

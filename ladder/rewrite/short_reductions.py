@@ -60,7 +60,27 @@ def _is_short(graph: Graph, node: Node) -> bool:
         return False
     if axis == len(shape) - 1:
         return _is_spread(graph, node)
-    return not (isinstance(behind, int) and behind < LEAST_BEHIND)
+    return not (isinstance(behind, int) and behind < LEAST_BEHIND) or _is_widely_read(graph, node)
+
+
+def _is_widely_read(graph: Graph, node: Node) -> bool:
+    """Tell whether something of many more elements reads a result, as vectors do their weights' sum."""
+    readers: dict[str, list[Node]] = {}
+    for user in graph.nodes:
+        for value in user.inputs:
+            readers.setdefault(value, []).append(user)
+    ahead, made = [*readers.get(node.name, ())], product(node.tile.shape)
+    seen = set[str]()
+    while ahead:
+        user = ahead.pop()
+        if user.name in seen or not _is_passed(user):
+            continue
+        seen.add(user.name)
+        count = product(user.tile.shape)
+        if isinstance(count, int) and isinstance(made, int) and count >= 2 * LEAST_BEHIND * made:
+            return True
+        ahead += readers.get(user.name, ())
+    return False
 
 
 def _is_spread(graph: Graph, node: Node) -> bool:

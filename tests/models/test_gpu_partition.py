@@ -12,6 +12,7 @@ import torch
 import ladder
 from ladder.frontend import importer
 from ladder.frontend.torch_fx import import_fx
+from ladder.ir import GraphBuilder
 from ladder.lower.chain import emit_chain
 from ladder.movement.choose import machine_of, ranked
 from ladder.partition import partition
@@ -145,3 +146,63 @@ def test_rows_of_a_deviation_are_one_axis() -> None:
     (part,) = planned(spread, torch.randn(3, 2, 4, 8))
     shapes = {part.graph.tile(n.inputs[0]).shape for n in part.graph.nodes if n.operator == "reduce_sum"}
     assert shapes == {(3, 64)}
+
+
+def covariances(s: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Products of pairs of elements that take many operations: these are stored first."""
+    r, x, y, z = (q / q.exp().sum(-1, keepdim=True)).unbind(-1)
+    rows = torch.stack([1 - 2 * (y * y + z * z), x * y - r * z, x * z + r * y, 1 - x * x], -1).view(-1, 2, 2)
+    rows = rows * s.exp()[:, None]
+    return (rows[:, :, None] * rows[:, None]).sum(-1)
+
+
+def test_what_takes_long_is_stored_before_many_read_it() -> None:
+    parts = planned(covariances, torch.randn(300000, 2), torch.randn(300000, 4))
+    assert len(parts) == 2
+    assert parts[0].reason == "what takes long is stored before many read it"
+    few = planned(covariances, torch.randn(30, 2), torch.randn(30, 4))
+    assert parts[0].reason not in [part.reason for part in few]
+
+
+def labelled(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(x, labels, reduction="none").flatten() * 2
+
+
+def deviations(x: torch.Tensor) -> torch.Tensor:
+    windows = x.unfold(1, 32, 1)
+    return (x[:, 31:] - windows.mean(-1)) / (windows.std(-1) + 1e-6)
+
+
+def pooled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, w = x.view(2, 16, 2, 64), w.view(2, 16, 2, 1)
+    return (x * w).sum(2) / w.sum(2)
+
+
+BUSY: dict[Callable[..., Any], Callable[[], tuple[torch.Tensor, ...]]] = {
+    labelled: lambda: (torch.randn(8, 21, 128, 128), torch.randint(0, 21, (8, 128, 128))),
+    deviations: lambda: (torch.randn(64, 4096),),
+    pooled: lambda: (torch.randn(2, 32, 64), torch.rand(2, 32, 1)),
+}
+
+
+@pytest.mark.parametrize("program", BUSY, ids=lambda program: program.__name__)
+def test_threads_that_reduce_alone_are_beside_each_other(program: Callable[..., Any]) -> None:
+    """Many reductions of few elements along other axes are one for each thread, and are emitted."""
+    (part,) = planned(program, *BUSY[program]())
+    mapping = ranked(part.graph, machine_of(DEVICE))[0].mapping
+    assert mapping.lanes == 1
+    assert "launch" in emit_chain(part.graph, DEVICE, "chain", mapping).script()
+
+
+def test_bytes_are_turned_through_shared_memory() -> None:
+    build = GraphBuilder("chain")
+    codes = build.input("x", "uint8", (64, 128))
+    graph = build.finish(build.add("transpose", codes, permutation=(1, 0)))
+    x = np.random.default_rng(0).integers(0, 256, (64, 128)).astype(np.uint8)
+    for moves in ranked(graph, machine_of(DEVICE)):
+        result = np.zeros((128, 64), np.uint8)
+        function = emit_chain(graph, DEVICE, "chain", moves.mapping)
+        found = simulate_launch(function, [x, result], target=DEVICE, outputs=(1,))
+        assert not found.findings, (moves.mapping, found.report())
+        np.testing.assert_array_equal(result, x.T)
+    assert any(moves.mapping.tile[0] for moves in ranked(graph, machine_of(DEVICE)))

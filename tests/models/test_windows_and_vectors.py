@@ -54,3 +54,28 @@ def test_as_eager(name: str) -> None:
     for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, wanted)), strict=True):
         torch.testing.assert_close(one, other, equal_nan=True, atol=1e-6, rtol=1e-6)
     assert not {"unfold", "index_select", "linalg_cross"} & {*fast.plan().replace(".", " ").split()}
+
+
+def divided(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return a // 16, a % 7, (a // 3) * 3 + a % 3
+
+
+@pytest.mark.parametrize("kind", ["int64", "int32", "int8", "uint8"])
+def test_division_rounded_down(kind: str) -> None:
+    info = torch.iinfo(getattr(torch, kind))
+    numbers = [info.min, info.min + 1, -17, -16, -1, 0, 1, 15, 16, 17, info.max - 1, info.max]
+    a = torch.tensor([number for number in numbers if number >= info.min], dtype=getattr(torch, kind))
+    fast = ladder.compile(divided)
+    got = [fast(a) for _ in range(2)][1]
+    assert all(torch.equal(one, other) for one, other in zip(got, divided(a), strict=True))
+    assert "torch.ops" not in fast.plan()
+
+
+def test_what_lies_behind_the_point() -> None:
+    """Of zeros the sign stays, and what rounds up to 1 is 1, as eager has them."""
+    x = torch.cat([SPECIAL, torch.tensor([-2.0, -1e-30, 0.25, -0.25, 1e30, -7.75])])
+    fast = ladder.compile(lambda x: x % 1)
+    got = [fast(x) for _ in range(2)][1]
+    torch.testing.assert_close(got, x % 1, equal_nan=True, atol=0, rtol=0)
+    assert torch.equal(torch.signbit(got), torch.signbit(x % 1)) or bool(x.isinf().any())
+    assert "torch.ops" not in fast.plan()

@@ -17,11 +17,11 @@ from typing import Any
 
 import tvm_ffi
 from tvm import tirx
+from tvm.script import tirx as T
 
 from ladder.ir.extents import product
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.chain.dialect import joined
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
@@ -116,10 +116,17 @@ class SharedTranspose:
             size = BYTES.get(stored_type(nest.graph.tile(name).ttype.name), 0)
             steps = [self.values.simplified(at - base) for _, at in column_reads]
             along = all(step == lane for lane, step in enumerate(steps))
-            whole = size in (2, 4) and (span == 1 or nest.vectors.is_aligned(name, base, span))
+            fits = size in (2, 4) or (size == 1 and span >= 4 and self.are_bytes())
+            whole = fits and (span == 1 or nest.vectors.is_aligned(name, base, span))
             if along and span * size <= ACCESS_BYTES and whole:
                 found.append((position, name))
         return found
+
+    def are_bytes(self) -> bool:
+        """Tell whether results have vectors of bytes, four of which are a word of shared memory."""
+        types = (self.nest.graph.tile(value).ttype.name for value in self.nest.graph.outputs)
+        narrow = all(BYTES.get(stored_type(name), 8) <= 4 for name in types)
+        return narrow and isinstance(self.columns, int) and self.columns % 4 == 0
 
     # into shared memory ------------------------------------------------------------------------------
     def fill(
@@ -188,7 +195,9 @@ class SharedTranspose:
 
     def put(self, staged: Staged, group: Expr, lane: int, word: Expr, elements: Sequence[Expr]) -> None:
         """Store neighbouring columns of one row as a word."""
-        value = elements[0] if len(elements) == 1 else joined(*elements)
+        bits = 32 // len(elements)
+        parts = [T.Cast("uint32", part) << T.uint32(bits * at) for at, part in enumerate(elements)]
+        value = elements[0] if len(elements) == 1 else reduce(tirx.bitwise_or, parts)
         chunk, within = tirx.floordiv(word, CHUNK), tirx.floormod(word, CHUNK)
         at = self.word(staged, group * self.span + lane, group, chunk) + within
         b.store(self.nest.dialect.shared, value, at)
