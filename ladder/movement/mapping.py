@@ -386,28 +386,14 @@ def _reduced(graph: Graph, values: Sequence[str]) -> Extent:
         if node.operator in REDUCTIONS:
             shape = graph.tile(node.inputs[0]).shape
             axis = node_attributes(node)["axis"] % len(shape)
-            inner, outer = _apart(graph, node.inputs, len(shape), axis)
-            found |= {name: _reduced(graph, [name]) for name in outer}
-            found[node.name] = product([shape[axis], larger(1, _reduced(graph, inner))])
+            place = tuple(frozenset({"k"} if at == axis else ()) for at in range(len(shape)))
+            below = _below(graph, node.inputs[0], place)
+            inner = dict.fromkeys(name for name, at, _ in below if any(at))
+            found |= {name: _reduced(graph, [name]) for name, _, _ in below if name not in inner}
+            found[node.name] = product([shape[axis], larger(1, _reduced(graph, [*inner]))])
         else:
             ahead += node.inputs
     return total(found.values())
-
-
-def _apart(graph: Graph, values: Sequence[str], rank: int, axis: int) -> tuple[list[str], list[str]]:
-    """Return the first reductions below values: those that run anew along an axis, and those that do not."""
-    ahead, inner, outer, seen = [*values], list[str](), list[str](), set[str]()
-    while ahead:
-        node = graph.producer(ahead.pop())
-        if node.name in seen:
-            continue
-        seen.add(node.name)
-        if node.operator in REDUCTIONS:
-            alike = len(node.tile.shape) == rank and node.tile.shape[axis] == 1
-            (outer if alike else inner).append(node.name)
-        else:
-            ahead += node.inputs
-    return inner, outer
 
 
 def reduced_extents(graph: Graph) -> list[Extent]:

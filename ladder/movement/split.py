@@ -16,6 +16,7 @@ from ladder.ir.build import GraphBuilder, node_attributes, transformed
 from ladder.ir.extents import product
 from ladder.ir.gemm_graph import as_type
 from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import HELD, MOST_ROW_THREADS
 from ladder.movement.model import Machine, predicted
@@ -83,8 +84,7 @@ def _parts(graph: Graph, node: Node, users: Mapping[str, list[Node | None]], mac
     whole = _alone(graph, node)
     blocks = blocks_of(whole, whole.outputs)
     again, last = _is_read_again(node, int(product(shape)) // SPLIT_RATIO, users), axis == len(shape) - 1
-    bits = graph.tile(graph.unconverted(node.inputs[0])).ttype.elem_bits
-    held = last and shape[axis] * bits <= HELD_BITS
+    held = last and shape[axis] * _read_bits(graph, node.inputs[0]) <= HELD_BITS
     few = blocks < machine.units and is_large(int(product(shape)), blocks)
     if not few or (again and held):
         return 1
@@ -103,6 +103,21 @@ def _parts(graph: Graph, node: Node, users: Mapping[str, list[Node | None]], mac
         if seconds < fastest:
             best, fastest = count, seconds
     return best
+
+
+def _read_bits(graph: Graph, value: str) -> int:
+    """Return the bits that are read for one element of a value: of all that has as many elements."""
+    ahead, bits, seen = [value], 0, set[str]()
+    count = product(graph.tile(value).shape)
+    while ahead:
+        below = graph.producer(ahead.pop())
+        if below.name in seen or product(below.tile.shape) != count:
+            continue
+        seen.add(below.name)
+        passed = get_operator(below.operator).elementwise or below.operator in ("convert", "reshape")
+        ahead += below.inputs if passed else ()
+        bits += 0 if passed else below.tile.ttype.elem_bits
+    return bits
 
 
 def _seconds(graph: Graph, machine: Machine) -> float:

@@ -42,35 +42,42 @@ def calls_again(graph: Graph, outputs: Sequence[str], functions: Container[str])
     return False
 
 
-LONG_WORK, WASTED = 32, 1 << 26
-"""Operations of an element, and of all that would be computed again, from which on storing costs less."""
+LONG_WORK, MOST_WORK, WASTED = 32, 256, 1 << 26
+"""Operations of an element from which on, and up to which, they count, and those of all that would be
+computed again from which on storing costs less."""
 
 WORK = {"div": 8, "rsqrt": 4, "sqrt": 8, "exp": 8, "log": 12, "tanh": 16, "sigmoid": 16, "erf": 20, "pow": 40}
 """Operator -> instructions of an element; one of others."""
 
 
 def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
-    """Tell whether elements of much work would be computed for many that read them."""
-    reads, work = dict[str, int](), dict[str, int]()
+    """Tell whether elements of much work would be computed for many that read them.
+
+    What reads an element at the same place, as all do that are computed by element, shares it.
+    """
+    work = dict[str, int]()
     for node in graph.nodes:
         below = sum(work[value] for value in node.inputs)
         own = 2 * len(node.inputs) if node.operator == "concat" else WORK.get(node.operator, 1)
         counted = get_operator(node.operator).elementwise or node.operator == "concat"
-        work |= dict.fromkeys(node.values, below + (own if counted else 0))
+        work |= dict.fromkeys(node.values, min(MOST_WORK, below + (own if counted else 0)))
+    shared, apart = dict[str, int](), dict[str, int]()
+    """Value -> elements that are read of it by readers that share them, and by others."""
     for node in reversed(graph.nodes):
         count = _known(product(node.tile.shape))
-        wanted = sum(reads.get(value, 0) for value in node.values) or (count if node.name in outputs else 0)
-        wasted = max(0, wanted - count) * min(LONG_WORK * 8, work[node.name])
-        many = (
-            bool(count and node.tile.shape) and node.tile.shape[-1] != 1 and LEAST_READERS * count <= wanted
-        )
-        if many and wasted >= WASTED and work[node.name] >= LONG_WORK and node.inputs:
+        wanted = max(*(shared.get(v, 0) for v in node.values), *(apart.get(v, 0) for v in node.values), 0)
+        wanted = max(wanted, count) if node.name in outputs else wanted
+        many = 0 < LEAST_READERS * count <= wanted and node.tile.shape[-1:] not in ((), (1,))
+        if many and work[node.name] >= LONG_WORK and (wanted - count) * work[node.name] >= WASTED:
             return True
         for value in node.inputs:
             own = _known(product(graph.tile(value).shape))
             share = wanted * own // max(1, count) if node.operator == "concat" else wanted
-            share = max(own, wanted * (own // max(1, count))) if node.operator in REDUCTIONS else share
-            reads[value] = reads.get(value, 0) + share
+            share = own if node.operator in REDUCTIONS else share
+            if own < share:
+                apart[value] = apart.get(value, 0) + share
+            else:
+                shared[value] = max(shared.get(value, 0), share)
     return False
 
 

@@ -14,6 +14,7 @@ from ladder.ir.ops import get_operator
 def merge_equal(graph: Graph) -> Graph:
     """Keep the first of all nodes that apply one operator to the same values.
 
+    Reductions that differ in whether they keep their axis are one, reshaped.
     Other people's library calls stay as often as they are made: they may draw random numbers.
     """
     return _merged(graph, _is_pure)
@@ -41,11 +42,31 @@ def _merged(graph: Graph, merges: Callable[[Node], bool]) -> Graph:
         copy = replace(node, inputs=inputs)
         key = (node.operator, inputs, node.attributes, node.tiles, node.body)
         values = seen.get(key) if merges(node) else None
+        other = seen.get(_kept_otherwise(copy)) if values is None else None
+        if other is not None:
+            copy = Node(node.name, "reshape", other, (("shape", node.tile.shape),), node.tiles)
         if values is None:
             builder.insert(copy)
             values = seen[key] = copy.values
+            if _kept(copy) is not None:
+                seen[_kept(copy)] = values
         renamed.update(zip(node.values, values, strict=True))
     return builder.finish(*(renamed[output] for output in graph.outputs))
+
+
+def _kept(node: Node) -> Any:
+    """Return what a reduction is, but for its axes of one element; other nodes have nothing of that kind."""
+    if not node.operator.startswith("reduce_"):
+        return None
+    given = dict(node.attributes)
+    kept = given.pop("keep", True)
+    return node.operator, node.inputs, tuple(sorted(given.items())), kept
+
+
+def _kept_otherwise(node: Node) -> Any:
+    """Return the same of a reduction that keeps its axis where a node does not, and the other way round."""
+    found = _kept(node)
+    return None if found is None else (*found[:-1], not found[-1])
 
 
 def _is_pure(node: Node) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ladder
 from ladder.frontend.torch_fx import import_fx
-from ladder.lower.chain import emit_chain, gpu_nest
+from ladder.lower.chain import emit_chain, gpu_nest, windows
 from ladder.partition import partition
 from ladder.partition.subgraphs import Subgraph
 from ladder.runtime.model.prepared import simplified
@@ -64,7 +64,7 @@ def parts_of(model: nn.Module, x: Tensor) -> list[Subgraph]:
 @pytest.mark.parametrize(("channels", "stride"), [(58, 1), (58, 2), (29, 1)])
 def test_channels_are_whole_pieces(channels: int, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """No step only copies, every product's rows are whole pieces, and the chain is right on the simulator."""
-    monkeypatch.setattr(gpu_nest, "BUSY_ROWS", 1)
+    monkeypatch.setattr(windows, "BUSY_ROWS", 1)
     model, x = made(channels, stride).half(), torch.randn(2, 24, 9, 8).half()
     parts = parts_of(model, x)
     kinds = [part.kind for part in parts]
@@ -114,7 +114,7 @@ def test_other_images_keep_their_channels() -> None:
 
 def test_exact_products_are_added_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of halves are exact in float32: the compiler may fuse them, and no bit changes."""
-    monkeypatch.setattr(gpu_nest, "BUSY_ROWS", 1)
+    monkeypatch.setattr(windows, "BUSY_ROWS", 1)
     model = nn.Conv2d(3, 16, 3, 2, 1).half().requires_grad_(False)
     (part,) = [part for part in parts_of(model, torch.randn(2, 3, 9, 8).half()) if part.kind == "chain"]
     assert [gpu_nest.is_exact_product(part.graph, node) for node in part.graph.nodes].count(True) == 1

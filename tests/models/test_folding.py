@@ -17,7 +17,7 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, evaluate
 from ladder.ir.build import GraphBuilder
 from ladder.ir.folding import fold
-from ladder.lower.chain import gpu_nest
+from ladder.lower.chain import windows
 from ladder.partition import partition
 from ladder.rewrite import simplify
 from ladder.runtime.model.build import build_prepared
@@ -225,7 +225,7 @@ def test_statistics_of_training_are_not_folded(block: Block) -> None:
 
 def test_plans_for_gpus(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     """One product takes in the sum and the function behind it; all chains are right on the simulator."""
-    monkeypatch.setattr(gpu_nest, "BUSY_ROWS", 1)
+    monkeypatch.setattr(windows, "BUSY_ROWS", 1)
     found: list[Any] = []
 
     def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
@@ -250,7 +250,7 @@ def test_plans_for_gpus(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("taps", [3, 7])
 def test_images_of_three_channels(taps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few products are sums over windows; else the channels become four."""
-    monkeypatch.setattr(gpu_nest, "BUSY_ROWS", 1)
+    monkeypatch.setattr(windows, "BUSY_ROWS", 1)
     x, w, v = torch.randn(1, 3, 10, 9).half(), torch.randn(16, 3, taps, taps).half(), torch.randn(16).half()
     plain = simplify(traced(lambda x, w, v: F.silu(F.conv2d(x, w, v, 2, taps // 2)), x, w, v), H200)
     folded = fold(plain, [node.name for node in plain.inputs[1:]])
@@ -290,5 +290,5 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_chains_on_vectors_of_channels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_nest, "BUSY_ROWS", 1)
+    monkeypatch.setattr(windows, "BUSY_ROWS", 1)
     simulate(GRAPHS[name]())
