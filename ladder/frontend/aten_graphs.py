@@ -56,7 +56,6 @@ KEPT = (
     "roll",
     "linalg_cross",
     "linspace",
-    "multi_margin_loss",
     "multilabel_margin_loss_forward",
     *(f"{border}_pad{axes}d" for border in ("reflection", "replication") for axes in (1, 2, 3)),
 )

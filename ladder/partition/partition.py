@@ -238,7 +238,7 @@ def partition(
     for node in library:
         parts.append(_called(graph, node, device))
     rows = read_in_order(parts) if kind == "cuda" else set()
-    views = _views(graph, parts, library, chains.stored, rows)
+    views = _views(graph, parts, library, chains.stored, rows, units > 0)
     parts = [without_kernel(part, kind) for part in parts + views]
     found = ordered(graph, absorb_copies(graph, parts, again=units > 0))
     return fuse_horizontally(graph, found) if side_by_side else found
@@ -283,12 +283,14 @@ def _library(graph: Graph, node: Node) -> Subgraph:
 
 
 def _views(
-    graph: Graph, parts: list[Subgraph], library: list[Node], copied: Container[str], rows: Container[str]
-) -> list[Subgraph]:
+    graph: Graph, parts: list[Subgraph], library: list[Node], copied: Container[str], rows: Container[str],
+    on_gpu: bool,
+) -> list[Subgraph]:  # fmt: skip
     """Return the parts that give other parts, and the caller, views of what is computed.
 
     copied: Views that are part of chains.
     rows: What is read in the order of its axes: all readers share one copy.
+    on_gpu: Whether kernels of ours copy faster than torch does.
     """
     made = {value for part in parts for value in part.outputs} | {node.name for node in graph.inputs}
     wanted = [value for part in parts for value in part.inputs] + list(graph.outputs)
@@ -301,7 +303,8 @@ def _views(
             continue
         if engine(graph.producer(value)) == "library":
             continue
-        made_here = _materialise(graph, value, copied, value in in_order, value in stored or value in rows)
+        as_stored = value in stored or value in rows
+        made_here = _materialise(graph, value, copied, value in in_order, as_stored, on_gpu)
         found.update({part.outputs[0]: part for part in made_here if part.outputs[0] not in made})
     return list(found.values())
 
@@ -312,7 +315,7 @@ def _is_ours(node: Node) -> bool:
 
 
 def _materialise(
-    graph: Graph, value: str, copied: Container[str], in_order: bool, stored: bool
+    graph: Graph, value: str, copied: Container[str], in_order: bool, stored: bool, on_gpu: bool
 ) -> list[Subgraph]:
     """Return what makes a view or a number available: nothing but an address, or a copy.
 
@@ -325,7 +328,7 @@ def _materialise(
         return [_part(graph, members, value, "chain", "copied: what follows needs it in order")]
     if source is None or source != view_chain(graph, value, copied)[1]:  # made of numbers, or converted
         return [_part(graph, members, value, "chain", "")]
-    by_torch = ("library",) if stored else ("library", "input", "product")
+    by_torch = ("library",) if stored or on_gpu else ("library", "input", "product")
     if engine(graph.producer(source)) in by_torch or is_free(graph, members, stored):
         return [_part(graph, members, value, "view", "")]
     for cut in range(len(members) - 1, 0, -1):

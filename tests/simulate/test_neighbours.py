@@ -40,6 +40,14 @@ def around(g: GraphBuilder, kind: str) -> str:
     return total
 
 
+def rolled(g: GraphBuilder, kind: str) -> str:
+    """What leaves a row at its end comes first; vectors lie between the seams."""
+    x = g.input("x", kind, (4, 96))
+    last, rest = (g.add("slice", x, begin=(0, begin), shape=(4, size)) for begin, size in ((91, 5), (0, 91)))
+    turned = g.add("map", x, spec="r -c+95 -> r c", sizes=(("r", 4), ("c", 96)))
+    return g.add("add", g.add("concat", last, rest, axis=1), turned)
+
+
 def odd(g: GraphBuilder, kind: str) -> str:
     """Rows of an odd length have no vectors."""
     x = g.input("x", kind, (8, 33))
@@ -47,7 +55,7 @@ def odd(g: GraphBuilder, kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("program", [reversed_rows, shifted, around, odd], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", [reversed_rows, shifted, around, rolled, odd], ids=lambda p: p.__name__)
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
 def test_neighbours_in_every_mapping(
     program: Callable[[GraphBuilder, str], str], kind: str, target: str

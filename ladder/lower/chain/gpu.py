@@ -54,6 +54,9 @@ Places = dict[Any, tuple[Expr, Index]]
 NARROW_TURNS, RESIDENT = 4, 2048
 """Single elements that a thread takes where each is of 16 bits or less, and threads of a multiprocessor."""
 
+LEAST_VECTORS = 4
+"""Of a piece's middle from which on it is apart from what lies around it: each has code of its own."""
+
 LONG = ("sin", "cos", "pow")
 """Functions of a hundred instructions and more."""
 
@@ -239,7 +242,27 @@ class VectorLoops:
         if len(cuts) == 1 or self.nest.reductions() or self.works_apart():
             whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
             return [Piece(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
-        return [Piece(value, 1, self.piece_width(value, start, stop), start, stop) for start, stop in cuts]
+        return [
+            Piece(value, 1, self.piece_width(value, *part), *part)
+            for start, stop in cuts
+            for part in self.around_vectors(value, start, stop)
+        ]
+
+    def around_vectors(self, value: str, start: Expr, stop: Expr) -> list[tuple[Expr, Expr]]:
+        """Return a piece of the last axis, or its middle, where vectors fit, and what lies around it."""
+        whole = [(start, stop)]
+        if (
+            not isinstance(start, int)
+            or not isinstance(stop, int)
+            or self.piece_width(value, start, stop) > 1
+        ):
+            return whole
+        for width in self.widths(value):
+            first, last = -(-start // width) * width, stop // width * width
+            if last - first >= LEAST_VECTORS * width and self.piece_width(value, first, last) == width:
+                parts = [(start, first), (first, last), (last, stop)]
+                return [(begin, end) for begin, end in parts if begin < end]
+        return whole
 
     def works_apart(self) -> bool:
         """Whether threads take single elements: few, of functions whose code is slower to fetch than to run.
