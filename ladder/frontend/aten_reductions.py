@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ladder.frontend.importer import WIDE, Importer, Row, wide_of
+from ladder.ir.extents import product
 from ladder.partition.rows import most_scanned
 
 
@@ -56,11 +57,39 @@ def _multiplied(im: Importer, out: str, x: str, axis: int, keep: bool = False, *
     return found if keep else im.reshape(found, [*shape[:axis], *shape[axis + 1 :]])
 
 
-def _values(row: Row) -> Row:
-    """Return a row of (extremes along an axis, where they are), where nobody asks where."""
+def _place(*, smallest: bool = False) -> Row:
+    """Return a row of where an extreme along an axis is, on GPUs: NaN is one, of equal ones the first is."""
+
+    def row(im: Importer, out: str, x: str, axis: int | None = None, keep: bool = False) -> Any:
+        known = all(isinstance(extent, int) and extent for extent in im.shape(x))
+        if im.on_cpu or not known or not im.shape(x) or im.ttype(x) not in ("float32", "float16", "bfloat16"):
+            return None
+        if axis is None:
+            found = row(im, out, im.reshape(x, [product(im.shape(x))]), 0)
+            return im.reshape(found, [1] * len(im.shape(x))) if keep else found
+        rank, axis = len(im.shape(x)), axis % len(im.shape(x))
+        extent = int(im.shape(x)[axis])
+        wide = im.cast(x, "float32")
+        wide = im.g.add("neg", wide) if smallest else wide
+        most = im.reduce("reduce_max", wide, [axis], True)
+        others = im.g.add("negation", im.g.add("equal", wide, wide))
+        there = im.g.add("either", im.g.add("equal", wide, most), others)
+        before = im.g.add("iota", extent=extent, axis=axis, rank=rank, begin=0, step=-1, type="int32")
+        first = im.reduce(
+            "reduce_max", im.g.add("select", there, before, im.number(-extent, "int32")), [axis], keep
+        )
+        return im.cast(im.arithmetic("neg", [first], "int32"), "int64")
+
+    return row
+
+
+def _values(row: Row, place: Row) -> Row:
+    """Return a row of (extremes along an axis, where they are)."""
 
     def values(im: Importer, out: str, x: str, axis: int, keep: bool = False) -> Any:
-        return None if 1 in im.used or not im.shape(x) else (row(im, out, x, axis, keep), None)
+        at = place(im, "int64", x, axis, keep) if 1 in im.used else None
+        asked = at is None and 1 in im.used
+        return None if asked or not im.shape(x) else (row(im, out, x, axis, keep), at)
 
     return values
 
@@ -198,8 +227,10 @@ REDUCTIONS: dict[str, Row] = {
     "amin.default": _smallest,
     "max.default": _largest,
     "min.default": _smallest,
-    "max.dim": _values(_largest),
-    "min.dim": _values(_smallest),
+    "max.dim": _values(_largest, _place()),
+    "min.dim": _values(_smallest, _place(smallest=True)),
+    "argmax.default": _place(),
+    "argmin.default": _place(smallest=True),
     **dict.fromkeys(("any.default", "any.dim", "any.dims"), _any),
     "linalg_vector_norm.default": _norm,
     "var.correction": _moments(),

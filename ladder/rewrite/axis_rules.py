@@ -63,9 +63,9 @@ def _joined(match: Match, value: str, axis: int, pair: Pair) -> str | None:
         return match.builder.add(node.operator, *found, **attributes) if found == operands else None
     both = shape[at : at + 2]
     stored = row.role == "input" or row.engine in ("product", "library") or node.operator == "reshape"
-    if node.operator in ("reduce_sum", "reduce_max"):  # of an axis before both: these lie in order
+    if node.operator in ("reduce_sum", "reduce_max"):  # of an axis before or behind both: these lie in order
         reduced = node_attributes(node)["axis"] % len(match.builder.tile(node.inputs[0]).shape)
-        stored = reduced < at
+        stored = reduced < at or reduced > at + 1
     if both != (1, 1) and not (stored and both == pair):
         return None
     return match.builder.add("reshape", value, shape=(*shape[:at], product(both), *shape[at + 2 :]))

@@ -94,6 +94,12 @@ def encoded(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([f(x * 2.0**k) for k in range(4) for f in (torch.sin, torch.cos)], -1)
 
 
+def extremes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x = x.masked_fill(x > 1.5, float("nan")).round()
+    largest, at = x.max(-1)
+    return at.float(), x.argmin(0).float(), x[1].argmax().float(), largest.nan_to_num()
+
+
 KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     decays: (2, ((2, 32, 3, 16),)),
     rolled_window: (1, ((4, 33, 4), (4, 33), (33, 4))),
@@ -101,6 +107,7 @@ KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     both_ways: (2, ((64, 96),)),
     spread: (1, ((3, 2, 4, 8),)),
     encoded: (1, ((50, 3),)),
+    extremes: (3, ((17, 40),)),
 }
 """Program -> kernels, and the shapes of its inputs."""
 
