@@ -8,12 +8,12 @@ results (norms, softmax) stay whole unless they take far longer: one kernel has 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from math import ceil, inf
 
 from ladder.ir.build import GraphBuilder, node_attributes, transformed
-from ladder.ir.extents import product
+from ladder.ir.extents import Shape, product
 from ladder.ir.gemm_graph import as_type
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -43,8 +43,11 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
     machine = machine_of(device)
     users = readers(graph)
 
+    found = [node for node in graph.nodes if _parts(graph, node, users, machine) > 1]
+    beside = {graph.tile(node.inputs[0]).shape for node in found}
+
     def divided(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
-        parts = _parts(graph, node, users, machine)
+        parts = _parts(graph, node, users, machine, beside)
         return _in_parts(builder, node, inputs[0], parts) if parts > 1 else None
 
     return replace(transformed(graph, divided), grid=graph.grid)
@@ -75,8 +78,14 @@ def _is_read_again(node: Node, most: int, users: Mapping[str, list[Node | None]]
     return False
 
 
-def _parts(graph: Graph, node: Node, users: Mapping[str, list[Node | None]], machine: Machine) -> int:
-    """Return into how many parts a reduction is best divided; 1: none."""
+def _parts(
+    graph: Graph, node: Node, users: Mapping[str, list[Node | None]], machine: Machine,
+    beside: Container[Shape] = (),
+) -> int:  # fmt: skip
+    """Return into how many parts a reduction is best divided; 1: none.
+
+    beside: Shapes of what others reduce that are divided: rows of these are not held for one.
+    """
     if not _is_long(graph, node):
         return 1
     shape = graph.tile(node.inputs[0]).known_shape
@@ -84,7 +93,7 @@ def _parts(graph: Graph, node: Node, users: Mapping[str, list[Node | None]], mac
     whole = _alone(graph, node)
     blocks = blocks_of(whole, whole.outputs)
     again, last = _is_read_again(node, int(product(shape)) // SPLIT_RATIO, users), axis == len(shape) - 1
-    held = last and shape[axis] * _read_bits(graph, node.inputs[0]) <= HELD_BITS
+    held = last and shape[axis] * _read_bits(graph, node.inputs[0]) <= HELD_BITS and shape not in beside
     few = blocks < machine.units and is_large(int(product(shape)), blocks)
     if not few or (again and held):
         return 1
