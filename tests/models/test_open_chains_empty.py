@@ -14,7 +14,7 @@ from ladder.rewrite.rules import rewrite
 from ladder.runtime.model import binders
 
 
-def test_parts_without_elements_are_no_reason_to_compute_by_reference(
+def test_parts_without_elements_are_no_reason_to_compute_node_by_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def rotated(x: Tensor, y: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def test_parts_without_elements_are_no_reason_to_compute_by_reference(
     def refuse(*_: object) -> None:
         raise AssertionError("by reference")
 
-    monkeypatch.setattr(binders, "by_reference", refuse)
+    monkeypatch.setattr(binders, "by_torch", refuse)
     fast = ladder.compile(rotated)
     with torch.no_grad():
         for rows in (4, 5, 7):

@@ -159,7 +159,7 @@ def test_a_function_and_the_file_that_it_exports(folder: Path, monkeypatch: pyte
     assert [(s.kind, s.operators, s.bytes) for s in saved.steps] == [
         (s.kind, s.operators, s.bytes) for s in report.steps
     ]
-    assert run(["report", "net.ladder", "--target", "cuda/sm_90a"]) == 1
+    assert run(["report", "net.ladder", "--target", "cuda/sm_90a"]) == 2
 
 
 def test_the_command(

@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 
-from ladder.ir import evaluate
-from ladder.ir.build import bind
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.partition.scatter import numbered, written
@@ -77,7 +74,7 @@ def bind_chain(memory: Workspace, step: PlanStep) -> Bound:
         into = [*map(ready, results)]
         if memory.some_empty and 0 in extents(memory.sizes):
             given = [slots[memory.slot[value]] for value in step.part.inputs]
-            by_reference(bind(step.part.graph, dict(zip(names, memory.sizes, strict=True))), given, into)
+            by_torch(graph_run(step.part.graph, memory.now, memory.owner.where), given, into)
         else:
             kernel()(*numbers(), *operands, *map(_at_least_1d, into))
         for result, copy in zip(results, into, strict=True):
@@ -113,19 +110,13 @@ def _extents_within(graph: Graph) -> tuple[Extent, ...]:
     return tuple(dict.fromkeys(extent for extent in extents if extent != 0))
 
 
-def by_reference(graph: Graph, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-    """Compute a chain by the table's reference: kernels do not read tensors that have no elements."""
-    given = [x.detach().cpu() for x in operands]
-    arrays = [(x.double() if x.is_floating_point() else x).numpy() for x in given]
-    found = evaluate(graph, arrays)
+def by_torch(
+    run: Callable[..., Any], operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+) -> None:
+    """Compute a chain node by node, in the types that it states: kernels read no tensors without elements."""
+    found = run(*operands)
     for value, result in zip(found if isinstance(found, tuple) else (found,), results, strict=True):
-        array = torch.from_numpy(np.array(value))
-        result.copy_(array)
-        if array.is_floating_point() and not result.is_floating_point() and result.dtype != torch.bool:
-            ends = torch.iinfo(result.dtype)  # the extremes of nothing are infinite there
-            result.masked_fill_(array == -float("inf"), ends.min).masked_fill_(
-                array == float("inf"), ends.max
-            )
+        result.copy_(value)
 
 
 def _rows_to_check(
