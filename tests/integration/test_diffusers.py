@@ -114,7 +114,8 @@ def test_pipelines(folder: Path, tmp_path: Path) -> None:
             each.set_progress_bar_config(disable=True)
             made = each(generator=torch.Generator().manual_seed(0), num_inference_steps=2, output_type="np")
             images.append(torch.from_numpy(made.images))
-    assert all(torch.equal(image, images[0]) for image in images)
+    for image in images:  # torch's convolutions of a copy elsewhere in memory may differ in the last bit
+        torch.testing.assert_close(image, images[0], atol=1e-6, rtol=0)
 
 
 def test_types_and_skipped_modules(folder: Path) -> None:
