@@ -66,12 +66,22 @@ def of_gathered(g: GraphBuilder) -> str:
     return g.add("convert", g.add("gather", x, places, axis=0), type="float32")
 
 
+def of_joined(g: GraphBuilder) -> str:
+    """Which operand of a join a number is of is known to the kernel alone, in two axes at once."""
+    x, ids = g.input("x", "float32", (5, 12, 8)), g.input("ids", "int64", (6,))
+    both = g.add("concat", x, g.add("exp", x), axis=1)
+    found = g.add("gather", both, ids, axis=1)
+    more = g.input("y", "float32", (2, 6, 8))
+    return g.add("gather", g.add("concat", found, more, axis=0), ids, axis=0)
+
+
 PROGRAMS: dict[Callable[[GraphBuilder], str], Numbers] = {
     embedded: {"ids": (50,)},
     likelihood: {"ids": (40,)},
     of_images: {"ids": (5,)},
     of_columns: {"ids": (30,)},
     joined: {"ids": (12,)},
+    of_joined: {"ids": (7,)},
     of_gathered: {"ids": (20,), "places": (12,)},
 }
 

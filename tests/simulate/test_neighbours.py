@@ -48,6 +48,13 @@ def rolled(g: GraphBuilder, kind: str) -> str:
     return g.add("add", g.add("concat", last, rest, axis=1), turned)
 
 
+def odd_seams(g: GraphBuilder, kind: str) -> str:
+    """Rows of an odd length whose pieces would fit vectors, if rows began where vectors do."""
+    x, y = g.input("x", kind, (4, 32)), g.input("y", kind, (4, 3))
+    joined = g.add("concat", x, y, axis=1)
+    return g.add("pad", g.add("neg", joined), low=(0, 1), high=(0, 1), value=0.0)
+
+
 def odd(g: GraphBuilder, kind: str) -> str:
     """Rows of an odd length have no vectors."""
     x = g.input("x", kind, (8, 33))
@@ -55,7 +62,9 @@ def odd(g: GraphBuilder, kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("program", [reversed_rows, shifted, around, rolled, odd], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program", [reversed_rows, shifted, around, rolled, odd_seams, odd], ids=lambda p: p.__name__
+)
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
 def test_neighbours_in_every_mapping(
     program: Callable[[GraphBuilder, str], str], kind: str, target: str

@@ -96,8 +96,8 @@ class VectorLoops:
 
     def piece_width(self, value: str, start: Expr, stop: Expr) -> int:
         """Return the width with the fewest memory instructions per element of a piece of the last axis."""
-        known = isinstance(start, int) and isinstance(stop, int)
-        fitting = [w for w in self.widths(value) if known and start % w == 0 and stop % w == 0]
+        ends = (start, stop, self.nest.graph.tile(value).shape[-1])  # each row begins where vectors do
+        fitting = [w for w in self.widths(value) if all(isinstance(e, int) and e % w == 0 for e in ends)]
         costs = {w: self.instructions(value, 1, w, (start, stop)) for w in fitting}
         found = [w for w in fitting if costs[w] < float("inf")]
         return min(found, key=lambda w: (costs[w], -w), default=1)

@@ -234,7 +234,8 @@ class Nest(ABC):
         with self.values.only_loads():
             if not self.values.needed(value, index):
                 self.values.at(value, index)
-            free = [c for c in self.values.open if not any(uses(part, inner) for part in c)]
+            unknown = (*inner, *self.values.stand_ins.values())
+            free = [c for c in self.values.open if not any(uses(part, unknown) for part in c)]
         if not free or self.branches >= MOST_BRANCHES:
             body()
             return
