@@ -75,6 +75,13 @@ def of_joined(g: GraphBuilder) -> str:
     return g.add("gather", g.add("concat", found, more, axis=0), ids, axis=0)
 
 
+def turned(g: GraphBuilder) -> str:
+    """Rows by number, written along other axes than they are read; what is added lies as the result does."""
+    x, ids = g.input("x", "float32", (40, 64)), g.input("ids", "int64", (32,))
+    found = g.add("transpose", g.add("gather", x, ids, axis=0), permutation=(1, 0))
+    return g.add("add", found, g.input("y", "float32", (64, 32)))
+
+
 PROGRAMS: dict[Callable[[GraphBuilder], str], Numbers] = {
     embedded: {"ids": (50,)},
     likelihood: {"ids": (40,)},
@@ -82,6 +89,7 @@ PROGRAMS: dict[Callable[[GraphBuilder], str], Numbers] = {
     of_columns: {"ids": (30,)},
     joined: {"ids": (12,)},
     of_joined: {"ids": (7,)},
+    turned: {"ids": (40,)},
     of_gathered: {"ids": (20,), "places": (12,)},
 }
 

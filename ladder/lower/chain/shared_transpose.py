@@ -26,7 +26,7 @@ from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
-from ladder.lower.chain.nest import BYTES
+from ladder.lower.chain.nest import BYTES, uses
 from ladder.lower.chain.vectors import ACCESS_BYTES, Shared, element
 from schedules.schedule import check
 from tile_types.errors import ScheduleError
@@ -118,7 +118,8 @@ class SharedTranspose:
             along = all(step == lane for lane, step in enumerate(steps))
             fits = size in (2, 4) or (size == 1 and span >= 4 and self.are_bytes())
             whole = fits and (span == 1 or nest.vectors.is_aligned(name, base, span))
-            if along and span * size <= ACCESS_BYTES and whole:
+            gathered = uses(base, [*self.values.stand_ins.values()])  # a number that is not worked out yet
+            if along and span * size <= ACCESS_BYTES and whole and not gathered:
                 found.append((position, name))
         return found
 
