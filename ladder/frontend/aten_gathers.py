@@ -15,7 +15,7 @@ NUMBERS = ("int64", "int32")
 
 def _embedded(im: Importer, out: str, table: str, ids: str, *_: Any) -> Any:
     """Return rows of a table; one alone is a view of it."""
-    if product(im.shape(ids)) == 1 or not _gathers(im, table, 0, ids):
+    if product(im.shape(ids)) == 1 or not _gathers(im, table, ids):
         return im.g.add("take", table, ids)
     return im.g.add("gather", table, ids, axis=0)
 
@@ -26,14 +26,14 @@ def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
     if len(places) != 1:
         return None
     (axis,) = places
-    if _gathers(im, x, axis, indices[axis]):
+    if _gathers(im, x, indices[axis]):
         return im.g.add("gather", x, indices[axis], axis=axis, from_end=True)
     if axis or len(im.shape(x)) != 2 or not _counts_up(im, indices[0]):
         return None
     return im.g.add("take", x, indices[0])
 
 
-def _gathers(im: Importer, x: str, axis: int, ids: str) -> bool:
+def _gathers(im: Importer, x: str, ids: str) -> bool:
     """Tell whether kernels of chains may gather: those for GPUs, where there is something to gather."""
     return not im.on_cpu and im.ttype(ids) in NUMBERS and 0 not in (*im.shape(x), *im.shape(ids))
 
@@ -51,14 +51,14 @@ def _counts_up(im: Importer, ids: str) -> bool:
 
 def _selected(im: Importer, out: str, x: str, axis: int, ids: str) -> Any:
     """Return slices by number, of which there is a vector; a number alone stays a call."""
-    if len(im.shape(ids)) != 1 or not im.shape(x) or not _gathers(im, x, axis, ids):
+    if len(im.shape(ids)) != 1 or not im.shape(x) or not _gathers(im, x, ids):
         return None
     return im.g.add("gather", x, ids, axis=axis % len(im.shape(x)))
 
 
 def _gathered(im: Importer, out: str, x: str, axis: int, ids: str, **_: Any) -> Any:
     """Return an element of each row by number; rows that have none are left out."""
-    if not im.shape(x) or len(im.shape(ids)) != len(im.shape(x)) or not _gathers(im, x, axis, ids):
+    if not im.shape(x) or len(im.shape(ids)) != len(im.shape(x)) or not _gathers(im, x, ids):
         return None
     axis %= len(im.shape(x))
     for other, extent in enumerate(im.shape(ids)):

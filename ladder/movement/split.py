@@ -42,13 +42,16 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
         return graph
     machine = machine_of(device)
     users = readers(graph)
-
-    found = [node for node in graph.nodes if _parts(graph, node, users, machine) > 1]
-    beside = {graph.tile(node.inputs[0]).shape for node in found}
+    long = [node for node in graph.nodes if _is_long(graph, node)]
+    parts = {node.name: _parts(graph, node, users, machine) for node in long}
+    beside = {graph.tile(node.inputs[0]).shape for node in long if parts[node.name] > 1}
+    for node in long:
+        if parts[node.name] == 1 and graph.tile(node.inputs[0]).shape in beside:
+            parts[node.name] = _parts(graph, node, users, machine, beside)
 
     def divided(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
-        parts = _parts(graph, node, users, machine, beside)
-        return _in_parts(builder, node, inputs[0], parts) if parts > 1 else None
+        count = parts.get(node.name, 1)
+        return _in_parts(builder, node, inputs[0], count) if count > 1 else None
 
     return replace(transformed(graph, divided), grid=graph.grid)
 
@@ -82,12 +85,10 @@ def _parts(
     graph: Graph, node: Node, users: Mapping[str, list[Node | None]], machine: Machine,
     beside: Container[Shape] = (),
 ) -> int:  # fmt: skip
-    """Return into how many parts a reduction is best divided; 1: none.
+    """Return into how many parts a long reduction is best divided; 1: none.
 
     beside: Shapes of what others reduce that are divided: rows of these are not held for one.
     """
-    if not _is_long(graph, node):
-        return 1
     shape = graph.tile(node.inputs[0]).known_shape
     axis = node_attributes(node)["axis"] % len(shape)
     whole = _alone(graph, node)

@@ -10,11 +10,10 @@ from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.elements import lacking
-from ladder.partition.repeats import LONG_ON_CPUS, LONG_ON_GPUS, READS_ONCE, calls_again, works_again
+from ladder.partition.repeats import LONG_ON_CPUS, LONG_ON_GPUS, READS_ONCE, calls_again, known, works_again
 from ladder.partition.rows import REDUCTIONS, column_axes, loop_extents, row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
-from tile_types.tile import Extent
 
 MOST_CHAIN_NODES = 96
 """Most nodes of one chain: a longer kernel spills registers, which costs more than a launch."""
@@ -129,7 +128,7 @@ class Chains:
         """Join chains that reduce one large value, at once, with what computes it if they can."""
         for node in self.graph.nodes if self.units else ():
             own = self.chain_of.get(node.name)
-            if _known(product(node.tile.shape)) < LARGE_SHARED or (own is None and self.is_inlined(node)):
+            if known(product(node.tile.shape)) < LARGE_SHARED or (own is None and self.is_inlined(node)):
                 continue
             names = [node.name] if own is None else self.members[own]
             readers = {self.chain_of.get(reader) for name in names for reader in self.beyond_views(name)}
@@ -142,8 +141,8 @@ class Chains:
     def gathered(self, numbers: Sequence[int], node: Node) -> bool:
         """Join chains at once, if they read little besides a node's value and do not idle together."""
         regions = [self.region(self.members[number])[0] for number in numbers]
-        most = max(_known(product(each.tile.shape)) for region in regions for each in region.nodes)
-        more = most > 2 * _known(product(node.tile.shape))
+        most = max(known(product(each.tile.shape)) for region in regions for each in region.nodes)
+        more = most > 2 * known(product(node.tile.shape))
         together = set[str]().union(*(self.members[number] for number in numbers))
         if more or self.obstacle(together) or blocks_of(*self.region(together)) < self.units:
             return False
@@ -202,23 +201,23 @@ class Chains:
         little itself, as statistics of parts, takes no rows from what reads much: that has many blocks alone.
         """
         region, outputs = self.region(together)
-        work = max((product(node.tile.shape) for node in region.nodes), key=_known)
-        if not self.units or _known(work) < LARGE_WORK // SPLIT_RATIO:  # nor as much as statistics need
+        work = max((product(node.tile.shape) for node in region.nodes), key=known)
+        if not self.units or known(work) < LARGE_WORK // SPLIT_RATIO:  # nor as much as statistics need
             return False
         above, handed = self.region(self.members[first])
         below, results = self.region(self.members[second])
         blocks = blocks_of(region, outputs)
         if row_axes(region, outputs) is None:
-            return blocks < self.units and _known(work) >= LONG_COLUMNS * blocks
-        reads = max(_known(product(node.tile.shape)) for node in above.nodes)
-        spread = SPLIT_RATIO * reads <= _known(work)
-        long = spread and _known(work) >= LONG_ROW * blocks
-        if (blocks >= self.units and not long) or not (spread or is_large(_known(work), blocks)):
+            return blocks < self.units and known(work) >= LONG_COLUMNS * blocks
+        reads = max(known(product(node.tile.shape)) for node in above.nodes)
+        spread = SPLIT_RATIO * reads <= known(work)
+        long = spread and known(work) >= LONG_ROW * blocks
+        if (blocks >= self.units and not long) or not (spread or is_large(known(work), blocks)):
             return False
         read = outside_inputs(self.graph, {node.name for node in below.nodes if node.operator != "input"})
-        between = sum(_known(product(above.tile(value).shape)) for value in handed if value in read)
+        between = sum(known(product(above.tile(value).shape)) for value in handed if value in read)
         apart = max(blocks_of(above, handed), blocks_of(below, results, spread))
-        return 2 * blocks <= apart and SPLIT_RATIO * between <= _known(work)
+        return 2 * blocks <= apart and SPLIT_RATIO * between <= known(work)
 
     def returns(self, members: set[str]) -> bool:
         """Tell whether a path leaves the nodes and comes back, over whole chains and products."""
@@ -362,7 +361,7 @@ def sums_of_sums(graph: Graph, node: Node) -> bool:
             continue
         seen.add(place)
         if below.operator in REDUCTIONS:
-            if computed and _known(product(graph.tile(below.inputs[0]).shape)) >= MANY_SUMMED:
+            if computed and known(product(graph.tile(below.inputs[0]).shape)) >= MANY_SUMMED:
                 return True
             continue
         if engine(below) not in ("view", "chain"):
@@ -400,7 +399,7 @@ def scattered_windows(graph: Graph, taken: Container[str]) -> frozenset[str]:
 
 def _overlaps(graph: Graph, node: Node) -> bool:
     """Tell whether windows take elements several times; of open sizes, that they do."""
-    read, taken = (_known(product(shape)) for shape in (graph.tile(node.inputs[0]).shape, node.tile.shape))
+    read, taken = (known(product(shape)) for shape in (graph.tile(node.inputs[0]).shape, node.tile.shape))
     return not taken or taken > read
 
 
@@ -420,7 +419,7 @@ def blocks_of(graph: Graph, outputs: Sequence[str], spread: bool = False) -> int
     if not isinstance(rows, int):
         return LARGE_WORK
     if spread and not reduces:
-        return ceil(_known(product(graph.tile(outputs[0]).shape)) / BLOCK_ELEMENTS)
+        return ceil(known(product(graph.tile(outputs[0]).shape)) / BLOCK_ELEMENTS)
     across = [product(axes) for node in graph.nodes if (axes := _behind(graph, node))]
     together = min((count for count in across if isinstance(count, int) and count > 1), default=1)
     return ceil(rows / min(together, BLOCK_COLUMNS))
@@ -432,11 +431,6 @@ def _behind(graph: Graph, node: Node) -> Shape:
         return ()
     shape = graph.tile(node.inputs[0]).shape
     return shape[node_attributes(node)["axis"] % len(shape) + 1 :]
-
-
-def _known(count: Extent) -> int:
-    """Return a number of elements; 0 if it is open."""
-    return count if isinstance(count, int) else 0
 
 
 def is_wide(node: Node) -> bool:

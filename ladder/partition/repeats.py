@@ -29,13 +29,13 @@ def calls_again(graph: Graph, outputs: Sequence[str], functions: Container[str])
     read = dict[str, int]()
     """Value -> elements that are read of it at most, by one reader: a join reads of each operand its part."""
     for node in reversed(graph.nodes):
-        count = _known(product(node.tile.shape)) or elements
+        count = known(product(node.tile.shape)) or elements
         wanted = max([count if node.name in outputs else 0, *(read.get(value, 0) for value in node.values)])
         again = bool(node.tile.shape) and node.tile.shape[-1] != 1 and LEAST_READERS * count <= wanted
         if node.operator in functions and again:
             return True
         for value in node.inputs:
-            own = _known(product(graph.tile(value).shape)) or elements
+            own = known(product(graph.tile(value).shape)) or elements
             share = wanted * own // max(1, count) if node.operator == "concat" else wanted
             share = max(own, wanted) if node.operator in REDUCTIONS else share
             read[value] = max(read.get(value, 0), share)
@@ -64,14 +64,14 @@ def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
     shared, apart = dict[str, int](), dict[str, int]()
     """Value -> elements that are read of it by readers that share them, and by others."""
     for node in reversed(graph.nodes):
-        count = _known(product(node.tile.shape))
+        count = known(product(node.tile.shape))
         wanted = max(*(shared.get(v, 0) for v in node.values), *(apart.get(v, 0) for v in node.values), 0)
         wanted = max(wanted, count) if node.name in outputs else wanted
         many = 0 < LEAST_READERS * count <= wanted and node.tile.shape[-1:] not in ((), (1,))
         if many and work[node.name] >= LONG_WORK and (wanted - count) * work[node.name] >= WASTED:
             return True
         for value in node.inputs:
-            own = _known(product(graph.tile(value).shape))
+            own = known(product(graph.tile(value).shape))
             share = wanted * own // max(1, count) if node.operator == "concat" else wanted
             share = own if node.operator in REDUCTIONS else share
             if own < share:
@@ -83,7 +83,7 @@ def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
 
 def _elements(graph: Graph, outputs: Sequence[str]) -> int:
     """Return the most elements of a result; 0 if all are open."""
-    return max(_known(product(graph.tile(value).shape)) for value in outputs)
+    return max(known(product(graph.tile(value).shape)) for value in outputs)
 
 
 def _turns_axes(graph: Graph, node: Node) -> bool:
@@ -104,6 +104,6 @@ READS_ONCE = {"map": _turns_axes, "gather": _gathers_few}
 """Operator that may read elements several times -> whether a node does not."""
 
 
-def _known(count: Extent) -> int:
+def known(count: Extent) -> int:
     """Return a number of elements; 0 if it is open."""
     return count if isinstance(count, int) else 0

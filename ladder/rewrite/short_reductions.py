@@ -31,15 +31,23 @@ SPREAD, LEAST_PAIRS = 16, 1 << 16
 """Times as many pairs as what they are computed of has elements, and pairs, at least."""
 
 
+Readers = dict[str, list[Node]]
+"""Value -> the nodes that read it."""
+
+
 def written_out(graph: Graph) -> Graph:
     """Return a graph without short reductions of what nobody else reads.
 
     Norms read what they reduce again: kernels of columns read it once.
     """
-    short = {node.name for node in graph.nodes if _is_short(graph, node)}
+    readers: Readers = {}
+    for user in graph.nodes:
+        for value in user.inputs:
+            readers.setdefault(value, []).append(user)
+    short = {node.name for node in graph.nodes if _is_short(graph, node, readers)}
     if not short:
         return graph
-    reduced = _reduced_alone(graph, short)
+    reduced = _reduced_alone(graph, short, readers)
     short = {name for name in short if _may_be_read_in_parts(graph, graph.producer(name).inputs[0], reduced)}
 
     def one(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
@@ -50,7 +58,7 @@ def written_out(graph: Graph) -> Graph:
     return rewrite(replace(transformed(graph, one), grid=graph.grid), JOIN_FOLDING)
 
 
-def _is_short(graph: Graph, node: Node) -> bool:
+def _is_short(graph: Graph, node: Node, readers: Readers) -> bool:
     if node.operator not in COMBINING or node.tile.ttype.name == "bool":
         return False
     shape = graph.tile(node.inputs[0]).shape
@@ -60,15 +68,11 @@ def _is_short(graph: Graph, node: Node) -> bool:
         return False
     if axis == len(shape) - 1:
         return _is_spread(graph, node)
-    return not (isinstance(behind, int) and behind < LEAST_BEHIND) or _is_widely_read(graph, node)
+    return not (isinstance(behind, int) and behind < LEAST_BEHIND) or _is_widely_read(node, readers)
 
 
-def _is_widely_read(graph: Graph, node: Node) -> bool:
+def _is_widely_read(node: Node, readers: Readers) -> bool:
     """Tell whether something of many more elements reads a result, as vectors do their weights' sum."""
-    readers: dict[str, list[Node]] = {}
-    for user in graph.nodes:
-        for value in user.inputs:
-            readers.setdefault(value, []).append(user)
     ahead, made = [*readers.get(node.name, ())], product(node.tile.shape)
     seen = set[str]()
     while ahead:
@@ -106,10 +110,9 @@ def _is_passed(node: Node) -> bool:
     return row.elementwise or row.engine == "view" or node.operator == "convert"
 
 
-def _reduced_alone(graph: Graph, short: set[str]) -> set[str]:
+def _reduced_alone(graph: Graph, short: set[str], readers: Readers) -> set[str]:
     """Return the values that only short reductions read, also through what is computed by element."""
     found = set[str]()
-    readers: dict[str, list[Node]] = {}
     returned = set(graph.outputs)
     for node in reversed(graph.nodes):
         for value in node.values:
@@ -117,8 +120,6 @@ def _reduced_alone(graph: Graph, short: set[str]) -> set[str]:
             alone = all(user.name in short or (_is_passed(user) and user.name in found) for user in ahead)
             if ahead and value not in returned and alone:
                 found.add(value)
-        for value in node.inputs:
-            readers.setdefault(value, []).append(node)
     return found
 
 
