@@ -204,7 +204,8 @@ class TorchArrays:
     def take(self, table: Array, index: Array) -> Array:
         """Index the first axis (torch indexes by int32 or int64 only)."""
         wide = index.dtype in (self.torch.int32, self.torch.int64)
-        return table[index if wide else index.to(self.torch.int32)]
+        flat = (index if wide else index.to(self.torch.int32)).reshape(-1)
+        return table.index_select(0, flat).reshape(*index.shape, *table.shape[1:])
 
     def where(self, condition: Array, then: Array, otherwise: Array) -> Array:
         return self.torch.where(condition, then, otherwise)
@@ -234,10 +235,10 @@ class TorchArrays:
         return self.torch.sign(x)
 
     def first_nonfinite(self, x: Array) -> tuple[int, ...] | None:
-        finite = self.torch.isfinite(x)
-        if bool(finite.all()):
-            return None
-        flat = int((~finite).flatten().to(self.torch.int8).argmax())
+        torch = self.torch
+        if not x.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(x.detach()))).all()):
+            return None  # extremes of numbers with a NaN among them are NaN
+        flat = int((~torch.isfinite(x)).flatten().to(torch.int8).argmax())
         return tuple(int(i) for i in np.unravel_index(flat, tuple(x.shape)))
 
 

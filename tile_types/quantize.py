@@ -31,12 +31,12 @@ from tile_types.scaling import (
     group_mask,
     grouped,
     initial_zero,
+    parts_of,
     reach,
     refine_zero,
     require_reached,
     round_scale,
     round_zero,
-    row_chunks,
     statistics,
     wide_enough_for_zero,
 )
@@ -345,7 +345,7 @@ def _zeros(values: Array, stats: Statistics, scale: Array, recipe: Recipe) -> Ar
         return zero
     width = min(recipe.block[1], int(values.shape[1]))
     mask = group_mask(int(values.shape[1]), width, values)
-    for part in row_chunks(*values.shape):
+    for part in parts_of(values):
         units = grouped(xp.cast(values[part], "float64"), width) / wide[part][:, :, None]
         refined = refine_zero(units, mask, xp.cast(zero[part], "float64"), recipe.element, recipe.scale_type)
         zero[part] = xp.cast(refined, recipe.scale_type)
@@ -358,7 +358,7 @@ def _encode(values: Array, recipe: Recipe, factor: Array | None, zero: Array | N
     rows, columns = int(values.shape[0]), int(values.shape[1])
     width = min(recipe.block[1], columns)
     codes = xp.empty((rows, columns), code_dtype(recipe.element.elem_bits), values)
-    for part in row_chunks(rows, columns):
+    for part in parts_of(values):
         units = grouped(xp.cast(values[part], "float64"), width)
         if factor is not None:
             units = units / block_rows(factor, recipe.block[0], part)[:, :, None]

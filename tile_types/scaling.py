@@ -11,13 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tile_types.arrays import Array, arrays_of
+from tile_types.arrays import Array, arrays_of, is_torch
 from tile_types.errors import ValueRangeError
 from tile_types.library import get_type
 from tile_types.ttype import TType, code_dtype
 
 CHUNK_ELEMENTS = 1 << 20
-"""Elements handled at once in float64: bounds the temporaries to tens of MB and keeps most in cache."""
+"""Elements handled at once where each operation costs a launch: temporaries in float64 are tens of MB."""
+
+CACHED_ELEMENTS = 1 << 16
+"""Elements that one core handles at once: its second-level cache holds temporaries of them."""
 
 FEW_ELEMENTS = 1 << 15
 """Numbers handled at once where there are many temporaries: memory that was just freed is taken again."""
@@ -41,11 +44,27 @@ HQQ_ITERATIONS, HQQ_NORM, HQQ_BETA, HQQ_GROWTH = 20, 0.7, 10.0, 1.01
 
 @dataclass(frozen=True)
 class Statistics:
-    """Per block of weights, float64 [ceil(N/bn), ceil(K/bk)]: extremes and mean magnitude."""
+    """Per block of weights [N, K], float64 [ceil(N/bn), ceil(K/bk)]: extremes and mean magnitude.
+
+    values: The weights.
+    block: Rows and columns of a block.
+    """
 
     low: Array
     high: Array
-    mean_abs: Array
+    values: Array
+    block: tuple[int, int]
+
+    @property
+    def mean_abs(self) -> Array:
+        """Mean magnitude of each block."""
+        values, xp, rows = self.values, arrays_of(self.values), int(self.values.shape[0])
+        mask = group_mask(values.shape[1], self.block[1], values)
+        total = xp.empty((rows, mask.shape[0]), "float64", values)
+        for part in parts_of(values):
+            total[part] = xp.sum(abs(grouped(xp.cast(values[part], "float64"), self.block[1])) * mask, 2)
+        count = _merge_rows(total * 0 + xp.sum(mask, 1), self.block[0], xp.pad_last, xp.sum)
+        return _merge_rows(total, self.block[0], xp.pad_last, xp.sum) / count
 
     @property
     def absmax(self) -> Array:
@@ -58,6 +77,16 @@ def row_chunks(rows: int, columns: int, most: int = CHUNK_ELEMENTS) -> Iterator[
     step = max(1, most // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
+
+
+def parts_of(values: Array) -> Iterator[slice]:
+    """Cut the rows of weights [N, K] into what their device should handle at once."""
+    most = CACHED_ELEMENTS
+    if is_torch(values):
+        import torch
+
+        most = most * torch.get_num_threads() if values.device.type == "cpu" else CHUNK_ELEMENTS
+    return row_chunks(int(values.shape[0]), int(values.shape[1]), most)
 
 
 def block_rows(array: Array, height: int, part: slice) -> Array:
@@ -84,21 +113,20 @@ def group_mask(columns: int, group: int, like: Array) -> Array:
 
 def statistics(values: Array, block: tuple[int, int]) -> Statistics:
     """Reduce values [N, K] to the statistics of each block."""
-    xp = arrays_of(values)
+    xp, number = arrays_of(values), "float64" if values.dtype.itemsize > 4 else "float32"
     rows, columns = values.shape
     height, width = block[0], min(block[1], columns)
-    mask = group_mask(columns, width, values)
-    shape = (rows, mask.shape[0])
-    low, high, total = (xp.empty(shape, "float64", values) for _ in range(3))
-    for part in row_chunks(rows, columns):
-        chunk = grouped(xp.cast(values[part], "float64"), width)
-        low[part], high[part] = xp.amin(chunk, 2), xp.amax(chunk, 2)
-        total[part] = xp.sum(abs(chunk) * mask, 2)
-    count = _merge_rows(total * 0 + xp.sum(mask, 1), height, xp.pad_last, xp.sum)
+    shape = (rows, -(-columns // width))
+    low, high = (xp.empty(shape, "float64", values) for _ in range(2))
+    for part in parts_of(values):
+        chunk = grouped(xp.cast(values[part], number), width)
+        low[part] = xp.cast(xp.amin(chunk, 2), "float64")
+        high[part] = xp.cast(xp.amax(chunk, 2), "float64")
     return Statistics(
         _merge_rows(low, height, xp.pad_edge, xp.amin),
         _merge_rows(high, height, xp.pad_edge, xp.amax),
-        _merge_rows(total, height, xp.pad_last, xp.sum) / count,
+        values,
+        (height, width),
     )
 
 

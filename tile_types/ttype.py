@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tile_types.arrays import Array, arrays_of, is_torch
 from tile_types.errors import ShapeError, ValueRangeError, require_kind, whole_number
+from tile_types.grid import Grid
 from tile_types.ops import Decode, NumpyOps, TirOps, TorchOps
 
 MAX_BITS = 128
@@ -412,44 +413,6 @@ class TType:
                 f"type {self.name} has {self.elem_bits} bits: give TType(..., encoder=...) to encode it"
             )
         return Grid.of(self.valid_codes(), self.probe_values())
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The distinct values of a type in ascending order, with their codes and decision points.
-
-    ``thresholds[i]`` is the least float64 that rounds to entry i+1 rather than to entry i.
-    """
-
-    codes: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float64]
-    thresholds: npt.NDArray[np.float64]
-    integers: bool
-
-    @staticmethod
-    def of(codes: npt.NDArray[np.uint32], values: npt.NDArray[np.float64]) -> Grid:
-        """Sort the finite values; of equal values (+0 and -0) the smallest code stays."""
-        distinct, first = np.unique(values, return_index=True)
-        ordered = codes[first].astype(np.int64)
-        low, high = distinct[:-1], distinct[1:]
-        step = high - low
-        multiple = np.rint(high / step)
-        on_lattice = (multiple * step == high) & ((multiple - 1) * step == low)
-        high_wins = np.where(on_lattice, multiple % 2 == 0, ordered[1:] % 2 == 0)
-        middle = low + step / 2
-        thresholds = np.where(high_wins, middle, np.nextafter(middle, np.inf))
-        integers = bool(np.all(step == 1) and np.all(distinct == np.rint(distinct)))
-        return Grid(ordered, distinct, thresholds, integers)
-
-    def encode(self, values: Array) -> Array:
-        """Return the codes of the entries nearest to finite float64 values."""
-        xp = arrays_of(values)
-        if self.integers:
-            nearest = xp.clip(xp.rint(values), float(self.values[0]), float(self.values[-1]))
-            index = xp.cast(nearest - float(self.values[0]), "int32")
-        else:
-            index = xp.searchsorted(xp.array(self.thresholds, "float64", values), values)
-        return xp.take(xp.array(self.codes, "int32", values), index)
 
 
 def _close(computed: npt.NDArray[np.float64], values: npt.NDArray[np.float64]) -> bool:

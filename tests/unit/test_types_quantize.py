@@ -291,8 +291,9 @@ def test_not_finite_weights_name_their_position(bad: float, dtype: Any) -> None:
     values[4, 77] = bad
     with pytest.raises(ValueRangeError, match=r"position \[4, 77\]"):
         quantize(values.astype(dtype), "int4")
-    with pytest.raises(ValueRangeError, match=r"position \[4, 77\]"):
-        quantize(torch.from_numpy(values), "int4", group_size=10)
+    for kind in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        with pytest.raises(ValueRangeError, match=r"position \[4, 77\]"):
+            quantize(torch.from_numpy(values).to(kind), "int4", group_size=10)
 
 
 @pytest.mark.parametrize("scaling", ["minmax", "hqq"])

@@ -7,8 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
-from tile_types import Metadata, TType, get_type, register_type
+from tile_types import Metadata, TType, get_type, register_type, type_names
 from tile_types.errors import LadderError, ValueRangeError
 
 REFERENCE = {
@@ -244,3 +245,31 @@ def test_codes_of_blocks_are_as_wide_as_their_elements() -> None:
         register_type(
             TType("narrow", 3, element="int4", shape=(8,), metadata=(Metadata("scale", "float16"),))
         )
+
+
+def numbers_around(points: Any) -> Any:
+    """Return numbers, their neighbours, zeros, subnormal and the largest numbers, and some at random."""
+    ends = np.array([0.0, -0.0, 5e-324, -5e-324, 1.7e308, -1.7e308])
+    near = [np.nextafter(points, to) for to in (-np.inf, np.inf)]
+    drawn = np.random.default_rng(0).standard_normal(500) * np.abs(points).max()
+    return np.concatenate([points, *near, ends, drawn])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in type_names() if not get_type(name).is_block and get_type(name).elem_bits <= 16]
+)
+def test_codes_are_those_of_the_thresholds_below(name: str) -> None:
+    grid = get_type(name)._grid
+    values = numbers_around(np.concatenate([grid.thresholds, grid.values]))
+    expected = grid.codes[np.searchsorted(grid.thresholds, values, side="right")]
+    for given in (values, torch.from_numpy(values), torch.from_numpy(np.repeat(values, 2))[::2]):
+        np.testing.assert_array_equal(np.asarray(grid.encode(given)), expected)
+    for shape in ((0,), ()):
+        assert np.asarray(grid.encode(np.zeros(shape))).shape == shape
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("nf4", True), ("fp8_e4m3", True), ("fp8_e3m4", True), ("float16", False)]
+)
+def test_few_values_are_found_without_a_search(name: str, found: bool) -> None:
+    assert (get_type(name)._grid._buckets is not None) == found
