@@ -255,6 +255,5 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     """
     # One row or schedule per line, so that changes show.
     text = json.dumps(content, sort_keys=True).replace("], [", "],\n[").replace('", "', '",\n"')
-    with replacing(path, CacheError, "; set LADDER_CACHE_DIR elsewhere") as part:
-        part.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, CacheError, "; set LADDER_CACHE_DIR elsewhere", folder=True) as part:
         part.write_text(text + "\n", encoding="utf-8")

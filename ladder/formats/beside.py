@@ -31,6 +31,15 @@ HARMLESS = re.compile(
 SCALING = re.compile(r"scale|scaling|absmax|codebook|lookup|lut|zero|shift")
 """Part of the name of an array that codes take their meaning from."""
 
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
+"""Types of words of codes."""
+
+CODE_NAMES = (".weight", "_weight", ".codes", ".indices", "._data", ".dqweight", ".qweight", ".B")
+"""Suffixes of codes, of what is not read too (AQLM, VPTQ, HIGGS, FP-Quant, Marlin)."""
+
+UNREAD = (".trellis", ".Qidxs", ".bitmask", ".q_weight", "._data")
+"""Suffixes of codes of forms that are not read: EXL2 and 3, QTIP, QuIP#, sparse weights, quanto's others."""
+
 MERGED = ("weight_input", "weight_output")
 """Where compressed-tensors applies transforms that are in the weights; it does others when a model runs."""
 

@@ -17,6 +17,7 @@ from ladder.formats import (
     compressed,
     gemma,
     gptq,
+    gptqmodel,
     hqq,
     mlx,
     modelopt,
@@ -26,7 +27,10 @@ from ladder.formats import (
     torchao,
 )
 from ladder.formats.beside import (
+    CODE_NAMES,
     HARMLESS,
+    INTEGERS,
+    UNREAD,
     by_module,
     require_no_transforms,
     require_nothing_else,
@@ -73,6 +77,7 @@ FORMATS = (
     blocks.MXFP4,
     bitsandbytes.FOUR,
     bitsandbytes.EIGHT,
+    *gptqmodel.FORMATS,
     hqq.FORMAT,
     mlx.FORMAT,
     bitnet.FORMAT,
@@ -479,21 +484,16 @@ OWN_METHODS = ("ladder", "torchao")
 PLAIN = (*SCALES, "float64")
 """Types of arrays beside which a method that is not read stores others as codes."""
 
-INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
-"""Types of words of codes."""
-
-CODE_NAMES = (".weight", "_weight", ".codes", ".indices", "._data", ".dqweight", ".qweight", ".B")
-"""Suffixes of codes, of what is not read too (AQLM, VPTQ, HIGGS, FP-Quant, Marlin)."""
-
-UNREAD = (".trellis", ".Qidxs", ".bitmask", ".q_weight", "._data")
-"""Suffixes of codes of forms that are not read: EXL2 and 3, QTIP, QuIP#, sparse weights, quanto's others."""
-
 BESIDE_CODES = (
     *(".qzeros", ".nbits", ".weight_shape", ".weight_zero_point", ".weight_g_idx", ".weight_global_scale"),
     comfy.MARK,
     *(".weight.absmax", ".weight.nested_absmax", ".weight.nested_quant_map", *bitsandbytes.STATES),
+    *(".weight_absmax", ".weight_nested_absmax", ".weight_nested_quant_map", gptqmodel.STATE),
 )
 """Suffixes that no array has which does not describe codes beside it."""
 
-DISTINCT = (".qweight", ".weight_packed", ".W_q", ".weight.quant_map", ".SCB", ".weight_scale_2")
+DISTINCT = (
+    *(".qweight", ".weight_packed", ".W_q", ".weight.quant_map", ".SCB", ".weight_scale_2"),
+    *(gptqmodel.TABLE, ".weight_scb"),
+)
 """Suffixes that no array has which is not part of a quantized tensor."""

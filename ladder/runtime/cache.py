@@ -420,8 +420,7 @@ class KernelCache:
         """
         path = self.root / folder / f"{key}.json"
         advice = "; set LADDER_CACHE_DIR to a folder that you can write"
-        with replacing(path, CacheError, advice) as part:
-            part.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, CacheError, advice, folder=True) as part:
             part.write_text(seal(value))
 
     def entries(self) -> Iterator[CacheEntry]:

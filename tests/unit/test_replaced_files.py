@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,52 @@ def test_devices_and_pipes_are_written_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="No space left"), replacing(Path("/dev/full")) as part:
         part.write_text("nowhere")
     assert Path("/dev/full").is_char_device()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tile_types.files import replacing
+with replacing(Path(sys.argv[1])) as part:
+    part.write_bytes(b"half")
+    print("begun", flush=True)
+    if sys.argv[2] == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.stdin.read()
+"""
+
+
+def test_what_killed_processes_began_is_removed_and_what_others_write_is_not(tmp_path: Path) -> None:
+    kept, other = tmp_path / "kept", tmp_path / "kept.other"
+    kept.write_text("old")
+    other.write_text("old")
+
+    def begin(path: Path, end: str) -> subprocess.Popen[bytes]:
+        arguments = [sys.executable, "-c", KILLED, str(path), end]
+        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        return process
+
+    for path in (kept, other):
+        assert begin(path, "die").wait() == -signal.SIGKILL
+    assert (kept.read_text(), len(list(tmp_path.iterdir()))) == ("old", 4)
+    writing = begin(kept, "wait")
+    with replacing(kept) as part:
+        part.write_text("new")
+    assert kept.read_text() == "new"
+    assert len(list(tmp_path.iterdir())) == 4  # what was begun for the other, and what is being written
+    writing.communicate()
+    assert (writing.returncode, kept.read_bytes()) == (0, b"half")
+    with replacing(other) as part:
+        part.write_text("new")
+    assert sorted(tmp_path.iterdir()) == [kept, other]
+
+
+def test_names_as_long_as_they_may_be(tmp_path: Path) -> None:
+    kept = tmp_path / ("ü" * 127 + "n")
+    for text in ("old", "new"):
+        with replacing(kept) as part:
+            part.write_text(text)
+        assert kept.read_text() == text
+    assert list(tmp_path.iterdir()) == [kept]

@@ -63,8 +63,7 @@ class OperatorCache:
     def save_into_database(self, database_path: str | None = None, target: Any = None) -> None:
         """Write the configurations beside those that the folder has."""
         folder = Path(database_path or get_database_path())
-        with self._lock, replacing(folder / DATABASE) as part:
-            folder.mkdir(parents=True, exist_ok=True)
+        with self._lock, replacing(folder / DATABASE, folder=True) as part:
             known = dict.fromkeys([*_read(folder), *self.cache])
             part.write_text(json.dumps([asdict(config) for config in known]))
 

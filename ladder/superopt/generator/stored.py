@@ -96,8 +96,7 @@ class Database:
     def write(self, facts: Mapping[str, Any], value: Any) -> None:
         """Keep an entry, a JSON value."""
         path = self.path(facts)
-        with replacing(path, CacheError) as part:
-            part.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, CacheError, folder=True) as part:
             part.write_text(json.dumps(value), encoding="utf-8")
 
     def find(self, program: Program, limits: Limits) -> Report | None:
