@@ -12,7 +12,7 @@ import numpy as np
 from ladder.frontend.image_norms import normalised_groups
 from ladder.frontend.importer import Importer, Row, wide_of
 from ladder.frontend.transposed_convolution import Axis, transposed_convolution
-from ladder.frontend.windows import spread_over, window_indexing
+from ladder.frontend.windows import are_numbers, spread_over, window_indexing
 from ladder.ir.extents import floordiv, product
 
 
@@ -190,10 +190,10 @@ def _convolution(
 def _transposed_convolution(
     im: Importer, out: str, x: str, weight: str, bias: Any, settings: Sequence[Sequence[int]], groups: int
 ) -> Any:
-    """With groups, or gaps in its kernel, it stays a call."""
+    """With groups, gaps in its kernel or settings that are open sizes, it stays a call."""
     stride, padding, dilation, extra = settings
     spatial, kernel = im.shape(x)[2:], im.shape(weight)[2:]
-    if groups > 1 or any(gap > 1 for gap in dilation) or not all(isinstance(taps, int) for taps in kernel):
+    if groups > 1 or not are_numbers(kernel, *settings) or any(gap > 1 for gap in dilation):
         return None
     rows = zip(spatial, stride, kernel, padding, padding, extra, strict=True)
     axes = [Axis(extent, *map(int, rest)) for extent, *rest in rows]

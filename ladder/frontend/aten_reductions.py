@@ -11,6 +11,7 @@ import numpy as np
 from ladder.frontend.importer import WIDE, Importer, Row, wide_of
 from ladder.ir.extents import product
 from ladder.partition.rows import most_scanned
+from tile_types.errors import ShapeError
 
 
 def _summed(im: Importer, out: str, x: str, axes: Any = None, keep: bool = False, **_: Any) -> Any:
@@ -139,6 +140,8 @@ def _mean_and_variance(
     deviations = im.g.add("square", im.g.add("sub", wide, mean))
     sums = im.reduce("reduce_sum", deviations, chosen, True)
     count = im.count(wide, chosen)
+    if isinstance(correction, str):
+        raise ShapeError(f"the correction of a variance is an open size: {correction}")
     if correction:
         left = im.apply("sub", [count, float(correction)], within)
         count = im.apply("maximum", [left, 0.0], within)

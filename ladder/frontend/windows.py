@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ladder.ir.extents import floordiv, total
+from tile_types.errors import ShapeError
 from tile_types.tile import Extent
 
 
@@ -14,11 +15,21 @@ def spread_over(values: Sequence[int], kernel: Sequence[Any]) -> list[int]:
     return list(values) * len(kernel) if len(values) == 1 else list(values)
 
 
+def are_numbers(*settings: Sequence[Any]) -> bool:
+    """Tell whether settings of windows are known, and no open sizes."""
+    return all(isinstance(value, int) for values in settings for value in values)
+
+
 def window_indexing(
     spatial: Sequence[Extent], kernel: Sequence[Any], stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[str, tuple[tuple[str, Extent], ...]]:  # fmt: skip
-    """Return the affine indices ``2*h0+r0-1 ...`` of windows and the extents of h and r."""
+    """Return the affine indices ``2*h0+r0-1 ...`` of windows and the extents of h and r.
+
+    Raises ShapeError if what windows are like depends on open sizes.
+    """
+    if not are_numbers(kernel, stride, padding, dilation):
+        raise ShapeError("windows whose extent, step, gap or border is an open size have no indexing")
     places, sizes = [], []
     for at, (extent, taps) in enumerate(zip(spatial, kernel, strict=True)):
         step, space, gap = stride[at], padding[at], dilation[at]

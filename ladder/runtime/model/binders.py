@@ -74,7 +74,8 @@ def bind_chain(memory: Workspace, step: PlanStep) -> Bound:
         into = [*map(ready, results)]
         if memory.some_empty and 0 in extents(memory.sizes):
             given = [slots[memory.slot[value]] for value in step.part.inputs]
-            by_torch(graph_run(step.part.graph, memory.now, memory.owner.where), given, into)
+            now = memory.now.settled(memory.sizes)  # others ask for their extents before a call
+            by_torch(graph_run(step.part.graph, now, memory.owner.where), given, into)
         else:
             kernel()(*numbers(), *operands, *map(_at_least_1d, into))
         for result, copy in zip(results, into, strict=True):
