@@ -10,6 +10,8 @@ Imports nothing of Ladder but where a pass for CUDA runs: the process that compi
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -37,7 +39,7 @@ PACKING = ("LowerIket", "MakePackedAPI", "FP8StorageLegalize", "BF16StorageLegal
 """Up to functions that take and return what TVM's runtime hands over."""
 
 HOST, DEVICE = ("LowerTVMBuiltin",), ("LowerWarpMemory", "LowerIntrin")
-"""After that, on each side; last come `open_quotients`, ``LowerIntrin`` and `known_bits`."""
+"""After that, on each side; then come `open_quotients`, ``LowerIntrin``, `known_bits` and `whole_doubles`."""
 
 LEFT_TO_LLVM = ("CommonSubexprElim",)
 """Pass whose work LLVM does itself: it takes a third of a build for CPUs."""
@@ -109,7 +111,7 @@ def _stages() -> tuple[Any, Any, Any]:
 
     whole = tvm.transform.module_pass(passes, opt_level=0, name="ladder.Passes")
     host = (open_quotients(), _pass("LowerIntrin"), known_bits())
-    return whole, lambda: _sequence(HOST, *host), lambda: _sequence(DEVICE, known_bits())
+    return whole, lambda: _sequence(HOST, *host), lambda: _sequence(DEVICE, known_bits(), whole_doubles())
 
 
 def _sequence(names: tuple[str, ...], *more: Any) -> Any:
@@ -263,6 +265,33 @@ def _bits_if_known(call: Any, *, every: bool) -> Any:
         return call
     bits = reinterpreted(dtype.rpartition("x")[0] if wide else dtype, known)
     return tirx.Broadcast(bits, value.lanes) if wide else bits
+
+
+def whole_doubles() -> Any:
+    """Return the pass that gives CUDA C++ known float64 by their bits.
+
+    TVM writes 15 decimals of them: 1e-20 would be 0.
+    """
+    from tvm import tirx
+    from tvm_ffi import structural_map
+
+    def rewritten(function: Any) -> Any:
+        if function.attrs["target"].kind.name != "cuda":
+            return function.body
+        return structural_map(function.body, (tirx.FloatImm, _by_bits))
+
+    return _own_pass("WholeDoubles", rewritten)
+
+
+def _by_bits(number: Any) -> Any:
+    """Return a float64 of which 15 decimals are not all; other numbers as they are."""
+    from tvm.script import tirx as T
+
+    value = number.value
+    if str(number.ty.dtype) != "float64" or not math.isfinite(value) or float(f"{value:.15f}") == value:
+        return number
+    (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    return T.call_pure_extern("float64", "__longlong_as_double", T.int64(bits))
 
 
 def bfloat16_in_bindings() -> Any:

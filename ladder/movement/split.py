@@ -3,7 +3,8 @@
 A reduction has a block per result, or per few columns; where those are few, most of the device idles. Its
 axis is then divided: one kernel reduces each part, a second one the parts. Whether that is faster, and how
 many parts are best, the model of movement graphs says. Reductions whose operand is read again with their
-results (norms, softmax) stay whole unless they take far longer: one kernel has both.
+results (norms, softmax) stay whole unless they take far longer: one kernel has both. Sums of exponentials
+less a maximum are divided with it (`ladder.movement.split_softmax`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ladder.ir.ops import get_operator
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import HELD, MOST_ROW_THREADS
 from ladder.movement.model import Machine, predicted
+from ladder.movement.split_softmax import Sum, in_parts, of_parts, sums_of_exponentials
 from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
 from ladder.partition.partition import readers
 from ladder.partition.rows import REDUCTIONS
@@ -28,6 +30,9 @@ from targets import TileDevice
 
 LEAST_PART = 64
 """Elements of a part at least."""
+
+HELD_PARTS = (4096, 8192, 16384)
+"""Elements of parts of rows that no block holds."""
 
 HELD_BITS = 32 * HELD * MOST_ROW_THREADS
 """Bits of a row at most that a block holds, and so reads once."""
@@ -41,6 +46,7 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
     if not device.is_gpu or not any(_is_long(graph, node) for node in graph.nodes):
         return graph
     machine = machine_of(device)
+    graph = in_parts(graph, _of_exponentials(graph, machine))
     users = readers(graph)
     long = [node for node in graph.nodes if _is_long(graph, node)]
     parts = {node.name: _parts(graph, node, users, machine) for node in long}
@@ -54,6 +60,26 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
         return _in_parts(builder, node, inputs[0], count) if count > 1 else None
 
     return replace(transformed(graph, divided), grid=graph.grid)
+
+
+def _of_exponentials(graph: Graph, machine: Machine) -> dict[str, int]:
+    """Return sums of exponentials -> parts of their rows, which are few, or longer than what a block holds."""
+    found, users = dict[str, int](), readers(graph)
+    for one in sums_of_exponentials(graph):
+        if not _is_long(graph, one.maximum):
+            continue
+        count, columns = _parts(graph, one.maximum, users, machine), int(graph.tile(one.read).shape[-1])
+        if count == 1 and columns * _read_bits(graph, one.read) > HELD_BITS:
+            counts = {_even(columns, ceil(columns / length)) for length in HELD_PARTS}
+            count = min(counts, key=lambda count: _seconds(_of_parts(graph, one, count), machine))
+        found[one.node.name] = count
+    return found
+
+
+def _of_parts(graph: Graph, one: Sum, count: int) -> Graph:
+    """Return the chain that finds maxima and sums of the parts of rows."""
+    builder = GraphBuilder("parts")
+    return builder.finish(*of_parts(builder, one, _operand(builder, graph, one.maximum), count)[1:])
 
 
 def _is_long(graph: Graph, node: Node) -> bool:

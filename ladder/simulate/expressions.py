@@ -260,7 +260,8 @@ class Expressions:
         call = self.view(e)
         if call.name in UNARY_CALLS:
             function, value = UNARY_CALLS[call.name], self.read(call.operands[0])
-            return lambda c: function(np.asarray(value(c), np.float32))
+            kind = np.float64 if call.dtype == "float64" else np.float32
+            return lambda c: function(np.asarray(value(c), kind))
         special = getattr(self, f"_call_{call.name.rpartition('.')[2]}", None)
         if special is not None and call.name.split(".")[0] in ("tirx", "prim") and call.name.count(".") == 1:
             return special(e, call)
@@ -278,7 +279,8 @@ class Expressions:
 
     def _call_pow(self, e: Any, call: CallView) -> Any:
         base, exponent = (self.read(operand) for operand in call.operands[:2])
-        return lambda c: np.power(np.asarray(base(c), np.float32), np.asarray(exponent(c), np.float32))
+        kind = np.float64 if call.dtype == "float64" else np.float32
+        return lambda c: np.power(np.asarray(base(c), kind), np.asarray(exponent(c), kind))
 
     def _call_if_then_else(self, e: Any, call: CallView) -> Any:
         condition = self.expression(call.operands[0])

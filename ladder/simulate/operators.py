@@ -129,7 +129,7 @@ def select(condition: Any, then: Any, other: Any, dtype: str) -> Any:
 
 
 def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float32])(x)  # type: ignore[no-any-return]
+    return np.vectorize(math.erf, otypes=[x.dtype])(x)  # type: ignore[no-any-return]
 
 
 UNARY: dict[str, Callable[[Array], Array]] = {
@@ -152,6 +152,6 @@ UNARY: dict[str, Callable[[Array], Array]] = {
     "trunc": np.trunc,
     "fabs": np.abs,
 }
-"""Functions of one float32; their last bits differ from those of CUDA's library."""
+"""Functions of one float; their last bits differ from those of CUDA's library."""
 
 UNARY_CALLS = {f"{space}.{name}": function for name, function in UNARY.items() for space in ("tirx", "prim")}

@@ -1,0 +1,162 @@
+"""Sums of exponentials less a maximum (softmax, cross entropy) of long rows on GPUs, in parts.
+
+The maximum of a whole row has to be known before the first exponential is summed, so that a row that no
+block holds is read twice, and few rows are one kernel each for maximum and sum. A part has its own maximum
+instead: its sum is multiplied by the exponential of what that lies below the row's, so that one kernel,
+which holds the part, finds both (Milakov and Gimelshein, Online normalizer calculation for softmax, 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ladder.ir.build import GraphBuilder, node_attributes, prune, transformed
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+
+EXPONENTIALS = ("exp", "exp_ftz")
+
+TYPES = ("float32", "float64")
+"""Types of sums that lie in memory between kernels."""
+
+
+class Sum(NamedTuple):
+    """A sum of exponentials along the last axis.
+
+    node: The ``reduce_sum``.
+    power: The exponential.
+    read: What is read: exponentials are of it less ``less``.
+    less: What is subtracted: one number a row, made of the maximum.
+    maximum: The ``reduce_max`` of ``read``.
+    """
+
+    node: Node
+    power: Node
+    read: str
+    less: str
+    maximum: Node
+
+
+def sums_of_exponentials(graph: Graph) -> list[Sum]:
+    """Return the sums of ``exp(x - f(max(x)))`` along the last axis of known extents."""
+    found = (_sum(graph, node) for node in graph.nodes if node.operator == "reduce_sum")
+    return [one for one in found if one is not None]
+
+
+def _sum(graph: Graph, node: Node) -> Sum | None:
+    power = graph.producer(node.inputs[0])
+    if power.operator not in EXPONENTIALS or not _is_along_last(graph, node):
+        return None
+    below = graph.producer(power.inputs[0])
+    if below.operator != "sub":
+        return None
+    read, less = below.inputs
+    tile = graph.tile(read)
+    if tile.known_shape != power.tile.shape or tile.ttype.name not in TYPES:
+        return None
+    if graph.tile(less).shape != (*power.tile.shape[:-1], 1):
+        return None
+    maximum = _maximum_of(graph, less, read)
+    return None if maximum is None else Sum(node, power, read, less, maximum)
+
+
+def _is_along_last(graph: Graph, node: Node) -> bool:
+    rank = len(graph.tile(node.inputs[0]).shape)
+    axis: int = node_attributes(node)["axis"] % rank
+    return axis == rank - 1
+
+
+def _maximum_of(graph: Graph, less: str, read: str) -> Node | None:
+    """Return the maximum along the last axis of ``read`` of which a number of each row is made."""
+    ahead, seen = [less], set[str]()
+    while ahead:
+        node = graph.producer(ahead.pop())
+        if node.operator == "reduce_max" and node.inputs[0] == read and _is_along_last(graph, node):
+            return node
+        passed = get_operator(node.operator).elementwise or node.operator in ("reshape", "broadcast")
+        if passed and node.name not in seen:
+            seen.add(node.name)
+            ahead += node.inputs
+    return None
+
+
+class Parts(NamedTuple):
+    """What is found of parts of rows, each of shape ``[..., parts, 1]``.
+
+    maxima: The largest of each.
+    finite: The same, but finite: less any other, what is infinite has the exponential 0 or infinity as well.
+    sums: Of exponentials less that.
+    """
+
+    maxima: str
+    finite: str
+    sums: str
+
+
+def in_parts(graph: Graph, counts: Mapping[str, int]) -> Graph:
+    """Return a graph whose sums of exponentials, and the maxima in them, are of parts first.
+
+    counts: ``reduce_sum`` -> parts of its rows.
+    """
+    sums = [one for one in sums_of_exponentials(graph) if counts.get(one.node.name, 1) > 1]
+    of_maxima = {one.maximum.name: one for one in sums}
+    of_sums = {one.node.name: one for one in of_maxima.values()}
+    parts: dict[str, Parts] = {}
+    names: dict[str, str] = {}
+
+    def divided(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
+        if node.name in of_maxima:
+            one = of_maxima[node.name]
+            found = parts[one.node.name] = of_parts(builder, one, inputs[0], counts[one.node.name])
+            return _over_parts(builder, node, found.maxima)
+        if node.name in of_sums:
+            one, found = of_sums[node.name], parts[node.name]
+            less = names[one.less]
+            less = builder.add("reshape", less, shape=(*builder.tile(less).shape, 1))
+            share = builder.add(one.power.operator, builder.add("sub", found.finite, less))
+            return _over_parts(builder, node, builder.add("mul", found.sums, share))
+        return None
+
+    def noted(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
+        found = divided(builder, node, inputs)
+        if found is None and node.name in wanted:
+            (found,) = builder.copy(node, inputs)
+        if found is not None:
+            names[node.name] = found
+        return found
+
+    wanted = {one.less for one in sums}
+    return replace(prune(transformed(graph, noted)), grid=graph.grid) if sums else graph
+
+
+def of_parts(builder: GraphBuilder, one: Sum, value: str, count: int) -> Parts:
+    """Add what is found of the parts of rows."""
+    rows = _rows(builder, value, count)
+    last, kind = len(builder.tile(rows).shape) - 1, builder.tile(rows).ttype.name
+    maxima = builder.add("reduce_max", rows, axis=last, keep=True)
+    most = float(np.finfo(kind).max)
+    finite = builder.add("maximum", maxima, builder.add("constant", value=-most, type=kind))
+    finite = builder.add("minimum", finite, builder.add("constant", value=most, type=kind))
+    powers = builder.add(one.power.operator, builder.add("sub", rows, finite))
+    return Parts(maxima, finite, builder.add("reduce_sum", powers, axis=last, keep=True))
+
+
+def _rows(builder: GraphBuilder, value: str, count: int) -> str:
+    """Return rows in parts of equal length: an axis more; what is missing is below every number."""
+    *front, columns = builder.tile(value).known_shape or ()
+    length = -(-columns // count)
+    if beyond := length * count - columns:
+        low, high = (0,) * (len(front) + 1), (*(0,) * len(front), beyond)
+        value = builder.add("pad", value, low=low, high=high, value=float("-inf"))
+    return builder.add("reshape", value, shape=(*front, count, length))
+
+
+def _over_parts(builder: GraphBuilder, node: Node, value: str) -> str:
+    """Reduce what parts have as a node reduced the row."""
+    shape = builder.tile(value).shape
+    found = builder.add("reshape", value, shape=shape[:-1])
+    return builder.add(node.operator, found, axis=len(shape) - 2, keep=node_attributes(node)["keep"])
