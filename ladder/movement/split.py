@@ -63,7 +63,7 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
 
 
 def _of_exponentials(graph: Graph, machine: Machine) -> dict[str, int]:
-    """Return sums of exponentials -> parts of their rows, which are few, or longer than what a block holds."""
+    """Return sums of exponentials -> parts of their rows, which are few, or longer than a block holds."""
     found, users = dict[str, int](), readers(graph)
     for one in sums_of_exponentials(graph):
         if not _is_long(graph, one.maximum):
