@@ -82,6 +82,17 @@ def _convolved(node: Asked, at: int) -> Found:
     return [x[0], w[0], *_window_counts(x[2:], kernel, node.given)] if len(kernel) == len(w) - 2 else None
 
 
+def _last(rule: Rule) -> Rule:
+    """Return the rule for pictures whose channels come last."""
+
+    def found(node: Asked) -> Found:
+        batch, *extents, channels = node.shapes[0]
+        shape = rule(node._replace(shapes=[[batch, channels, *extents], *node.shapes[1:]]))
+        return None if shape is None else [shape[0], *shape[2:], shape[1]]
+
+    return found
+
+
 def _pooled(node: Asked) -> Found:
     x = node.shapes[0]
     return [*x[:2], *_window_counts(x[2:], node.given["kernel_shape"], node.given)]
@@ -212,6 +223,14 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pooled),
     "ConvInteger": lambda node: _convolved(node, 1),
     "QLinearConv": lambda node: _convolved(node, 3),
+    "com.microsoft::QLinearConv": lambda node: (
+        _last(RULES["QLinearConv"])(node) if node.given.get("channels_last", 0) else _convolved(node, 3)
+    ),
+    **{
+        f"com.microsoft::{name}": _last(lambda node: _convolved(node, 1))
+        for name in ("NhwcConv", "NhwcFusedConv")
+    },
+    "com.microsoft::NhwcMaxPool": _last(_pooled),
     "STFT": _stft,
     "com.microsoft::MatMulNBits": lambda node: [*node.shapes[0][:-1], node.given["N"]],
     "com.microsoft::GatherBlockQuantized": _taken,

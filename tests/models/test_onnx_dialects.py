@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import parser
+from onnx import numpy_helper, parser
 
 import ladder
 from benchmarks import onnx_suite
@@ -137,3 +138,30 @@ def test_channels_are_as_many_as_a_stored_kernel_takes(channels: str, groups: in
         torch.testing.assert_close(fast(x)[1], torch.nn.functional.conv2d(x, kernel, groups=groups))
     with pytest.raises(LadderError):
         fast(torch.randn(1, 3 * groups + 1, 5, 5))
+
+
+def test_convolutions_of_codes_whose_channels_come_last() -> None:
+    """As onnxruntime's optimizer leaves them behind QLinearConv of ONNX: one plan, for any batch."""
+    window = "strides: ints = [2, 1], pads: ints = [1, 0, 1, 0]"
+    stored = {
+        "s": np.float32(0.05), "z": np.uint8(20), "zw": np.int8(0), "t": np.float32(0.4),
+        "w": torch.randint(-128, 128, (4, 3, 3, 2), dtype=torch.int8).numpy(),
+        "b": np.arange(4, dtype=np.int32) * 100,
+    }  # fmt: skip
+    given = "(q, s, z, w, s, zw, t, z, b)"
+    last = model_of(
+        f"""g (uint8[n, 7, 6, 3] q) => (y)
+        {{ r = com.microsoft.QLinearConv <channels_last: int = 1, {window}> {given}
+        y = com.microsoft.NhwcMaxPool <kernel_shape: ints = [2, 2]> (r) }}""", '"" : 17, "com.microsoft" : 1'
+    )  # fmt: skip
+    first = model_of(
+        f"""g (uint8[n, 3, 7, 6] q) => (y) {{ r = QLinearConv <{window}> {given}
+        y = MaxPool <kernel_shape: ints = [2, 2]> (r) }}""", '"" : 17, "com.microsoft" : 1'
+    )  # fmt: skip
+    for model in (last, first):
+        model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items())
+    fast, usual = ladder.compile(last), ladder.compile(first)
+    assert len(fast.staged.stages) == 1
+    for rows in (2, 1):
+        x = torch.randint(0, 256, (rows, 7, 6, 3), dtype=torch.uint8)
+        assert torch.equal(fast(x).movedim(-1, 1), usual(x.movedim(-1, 1)))

@@ -175,6 +175,25 @@ def test_convolutions_with_activations(
     assert "with the shapes of a call" not in model.plan()
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_convolutions_whose_channels_come_last(added: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the optimizer of transformers' and diffusers' models writes them."""
+    monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
+    body = "NhwcConv <group: int = 2, dilations: ints = [2, 1]> (x, w, c)"
+    if added:
+        body = body.replace("Conv <", 'FusedConv <activation: string = "Relu", ').replace("c)", "c, z)")
+    text = f"g (float[b, 8, 8, 4] x, float[b, 4, 6, 6] z) => (y) {{ y = com.microsoft.{body} }}"
+    stored = {"w": floats(6, 2, 3, 3), "c": floats(6)}
+    x, z = torch.randn(2, 8, 8, 4), torch.randn(2, 4, 6, 6)
+    w, c = (torch.from_numpy(stored[name]) for name in "wc")
+    wanted = F.conv2d(x.movedim(-1, 1), w, c, groups=2, dilation=(2, 1)).movedim(1, -1)
+    model = ladder.compile(model_of(text, **stored))
+    for rows in (2, 1):
+        found = model(x[:rows], z[:rows])
+        assert torch.allclose(found, F.relu(wanted + z)[:rows] if added else wanted[:rows], atol=1e-5)
+    assert "with the shapes of a call" not in model.plan()
+
+
 @pytest.mark.parametrize(
     ("name", "activation"), [("Relu", torch.relu), ("LeakyRelu", lambda x: F.leaky_relu(x, 0.3))]
 )

@@ -400,15 +400,17 @@ def _product_of_codes(x: Any, weight: tuple[Any, Any, Any]) -> Any:
     return whole_product(codes, matrix, zero, w_zero).to(scale.dtype) * (scale * w_scale)
 
 
-def _fused_conv(function: str) -> Run:
-    def run(op: Operation, x: Any, w: Any, bias: Any = None, added: Any = None) -> Any:
-        from ladder.runtime.onnx_ops.windows import convolved
+def _fused_conv(op: Operation, x: Any, w: Any, bias: Any = None, added: Any = None) -> Any:
+    from ladder.runtime.onnx_ops.windows import convolved
 
-        found = convolved(op, x, w, bias)
-        found = found if added is None else found + added
-        return _activated(op, found)
+    found = convolved(op, x, w, bias)
+    return _activated(op, found if added is None else found + added)
 
-    return run
+
+def _last_conv(op: Operation, x: Any, w: Any, bias: Any = None, added: Any = None) -> Any:
+    """Convolve pictures whose channels come last, as those of what is added and of the result."""
+    first = None if added is None else added.movedim(-1, 1)
+    return _fused_conv(op, x.movedim(-1, 1), w, bias, first).movedim(1, -1)
 
 
 ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
@@ -448,7 +450,9 @@ _ROWS: Mapping[str, Run] = {
     "FusedMatMul": _fused_matmul,
     "TransposeMatMul": _fused_matmul,
     "FusedGemm": _fused_gemm,
-    "FusedConv": _fused_conv("Conv"),
+    "FusedConv": _fused_conv,
+    "NhwcConv": _last_conv,
+    "NhwcFusedConv": _last_conv,
     "MatMulNBits": _matmul_nbits,
     "DynamicQuantizeLSTM": _quantized_lstm,
     "GatherBlockQuantized": _gather_block_quantized,

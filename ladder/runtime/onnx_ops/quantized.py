@@ -114,12 +114,12 @@ def _unary(function: Callable[[Operation, Any], Any]) -> Run:
     return run
 
 
-def _last_channels(run: Run) -> Callable[[Operation, Any], Any]:
-    """Return a function of pictures whose channels may come last."""
+def _last_channels(run: Run) -> Run:
+    """Return a function of pictures, and of operands beside them, whose channels may come last."""
 
-    def found(op: Operation, x: Any) -> Any:
+    def found(op: Operation, x: Any, *others: Any) -> Any:
         last = op.get("channels_last", 0)
-        value = run(op, x.movedim(-1, 1) if last else x)
+        value = run(op, x.movedim(-1, 1) if last else x, *others)
         return value.movedim(1, -1) if last else value
 
     return found
@@ -150,6 +150,7 @@ _MICROSOFT: Mapping[str, Run] = {
     "QLinearLeakyRelu": _unary(lambda op, x: F.leaky_relu(x, op.get("alpha", 0.01))),
     "QLinearSoftmax": _unary(_softmax),
     "QLinearReduceMean": _unary(_mean),
+    "QLinearConv": _last_channels(_qlinear_conv),
     "QLinearAveragePool": _unary(_last_channels(WINDOWS["AveragePool"])),
     "QLinearGlobalAveragePool": _unary(_last_channels(WINDOWS["GlobalAveragePool"])),
     "QLinearConcat": _concat,
