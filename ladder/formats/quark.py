@@ -1,4 +1,4 @@
-"""AMD Quark's integers of 4 bits, its integers in groups, MXFP6 and AMDFP4.
+"""AMD Quark's integers of 4 bits, also as what fp8 is made of, its integers in groups, MXFP6 and AMDFP4.
 
 Groups are stored with columns before rows: ``weight`` [K, N], ``weight_scale`` [G, N]; eight 4-bit codes lie
 in an int32 along the last axis, in AWQ's order unless ``pack_method`` says otherwise. The configuration alone
@@ -9,6 +9,7 @@ tells signed codes from unsigned ones. ``w = (q - z) * scale``. AMDFP4 is e2m1 w
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -47,11 +48,12 @@ SMALL, BIAS, NAN = 8, 18, 255
 """Of e5m3: codes below are multiples of ``2**(1 - BIAS)``, the others ``(8 + m) * 2**(e - BIAS)``; NaN's."""
 
 
-def scheme(layer: Layer) -> dict[str, Any]:
-    """Return what the configuration says of the codes of a layer's weight; their scales may be codes, too.
+FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}
+"""What the configuration says of the numbers that integers stand for where these are codes of fp8."""
 
-    Raises CheckpointError if it says nothing, or several things.
-    """
+
+def said(layer: Layer) -> Any:
+    """Return what the configuration says of a layer's weight; None if nothing, or several things."""
     module = layer.name.removesuffix(".weight")
     by_name, by_type = (layer.config.get(f"layer_{kind}quant_config") or {} for kind in ("", "type_"))
     named = [found for pattern, found in by_name.items() if fnmatchcase(module, pattern)]
@@ -59,7 +61,15 @@ def scheme(layer: Layer) -> dict[str, Any]:
     candidates = named or typed or [layer.config.get(GLOBAL)]
     weights = [found.get("weight") for found in candidates if isinstance(found, dict)]
     one = len(weights) == len(candidates) and all(found == weights[0] for found in weights)
-    chosen = weights[0] if one else None
+    return weights[0] if one else None
+
+
+def scheme(layer: Layer) -> dict[str, Any]:
+    """Return what the configuration says of the codes of a layer's weight; their scales may be codes, too.
+
+    Raises CheckpointError if it says nothing, or several things.
+    """
+    chosen = said(layer)
     codes, *scales = chosen if isinstance(chosen, list) and chosen else [chosen]
     of_scales = all(isinstance(stage, dict) and stage.get("is_scale_quant") for stage in scales)
     if not isinstance(codes, dict) or not of_scales:
@@ -74,6 +84,8 @@ def integers(layer: Layer) -> str | None:
         return None
     by_rows_of_it = len(scale) < 2 or scale[1] == 1
     told = GLOBAL in layer.config or not by_rows_of_it
+    if below_fp8(layer) is not None:
+        return None  # another format
     if weight.dtype == "int8" and not (told and scheme(layer).get("qscheme") == GROUPS):
         return None  # stored as others store them
     kind = str(scheme(layer).get("dtype"))
@@ -216,6 +228,40 @@ def read_mxfp6(layer: Layer) -> QuantizedTensor:
     return of_block_type(f"mx{element}", (n, k), packed, scale)
 
 
+def below_fp8(layer: Layer) -> Layer | None:
+    """Return the integers that stand for a layer's fp8 codes, as a layer; None if it has none."""
+    stages = said(layer) if layer.config.get("quant_method") == METHOD else None
+    if not (isinstance(stages, list) and len(stages) == 2 and all(isinstance(each, dict) for each in stages)):
+        return None
+    outer, inner = stages
+    if any(outer.get(key) != value for key, value in FP8.items()) or inner.get("is_scale_quant"):
+        return None
+    names = {suffix.removesuffix("_2"): suffix for suffix in layer.parts if suffix.endswith("_2")}
+    parts = {name: layer[suffix] for name, suffix in {**names, ".weight": ".weight"}.items()}
+    stated = {key: value for key, value in layer.config.items() if not key.startswith("layer_")}
+    return Layer(layer.name, parts, {**stated, GLOBAL: {"weight": inner}})
+
+
+def is_below_fp8(layer: Layer) -> bool:
+    """Tell integers that stand for fp8 codes."""
+    inner = below_fp8(layer)
+    return inner is not None and integers(inner) is not None
+
+
+def below_shape(layer: Layer) -> Shape:
+    """Return [N, K]."""
+    inner = below_fp8(layer)
+    assert inner is not None
+    return shape(inner)
+
+
+def read_below_fp8(layer: Layer) -> QuantizedTensor:
+    """Read integers whose values, codes of fp8, are multiplied by one number."""
+    inner = below_fp8(layer)
+    assert inner is not None
+    return replace(read(inner), tensor_scale=layer.number(".weight_scale"), scale_type="float32")
+
+
 INTEGERS = Format(
     "quark",
     ".weight_scale",
@@ -247,4 +293,16 @@ AMDFP4 = Format(
     parts=(".weight",),
     doc="Quark's AMDFP4: e2m1 with scales in e5m3",
 )
-FORMATS = (AMDFP4, INTEGERS, MXFP6)
+BELOW_FP8 = Format(
+    "quark-int4-fp8",
+    ".weight_scale_2",
+    is_below_fp8,
+    below_shape,
+    read_below_fp8,
+    methods=(METHOD,),
+    parts=(".weight", ".weight_scale"),
+    optional=(".weight_zero_point_2",),
+    rounding="each",
+    doc="Quark's integers that stand for fp8 codes",
+)
+FORMATS = (AMDFP4, BELOW_FP8, INTEGERS, MXFP6)

@@ -31,6 +31,31 @@ def quark_fp4(scales: str) -> Case:
     return arrays, config, {"layer.weight": own}
 
 
+def quark_int4_fp8() -> Case:
+    """Integers by rows that stand for fp8 codes, and what Quark's own layer makes of them."""
+    from quark.torch.export.nn.modules.realquantizer import get_real_quantizer
+    from quark.torch.quantization.config.config import FP8E4M3PerTensorSpec, Int4PerChannelSpec
+
+    outer = FP8E4M3PerTensorSpec(observer_method="min_max", is_dynamic=False).to_quantization_spec()
+    inner = Int4PerChannelSpec(
+        symmetric=True, scale_type="float", round_method="half_even", ch_axis=0, is_dynamic=False
+    ).to_quantization_spec()
+    quantizer = get_real_quantizer(
+        [outer, inner], None, True, True, torch.float32, torch.device("cpu"), [(), (N,)], [(), (N,)]
+    )
+    generator = torch.Generator().manual_seed(9)
+    codes = torch.randint(-(2**31), 2**31, (N, K // 8), generator=generator).to(torch.int32)
+    first, second = torch.tensor(0.0007), torch.rand(N, generator=generator) * 50 + 10
+    quantizer[0].scale, quantizer[1].scale = first, second
+    quantizer[0].zero_point = None
+    quantizer[1].zero_point = torch.zeros(N // 8, dtype=torch.int32)
+    own = quantizer(codes)
+    arrays = {"weight": codes, "weight_scale": first, "weight_scale_2": second}
+    arrays["weight_zero_point_2"] = quantizer[1].zero_point
+    config = {"quant_method": "quark", "global_quant_config": {"weight": [outer.to_dict(), inner.to_dict()]}}
+    return {f"layer.{name}": array for name, array in arrays.items()}, config, {"layer.weight": own}
+
+
 def gemma() -> Case:
     """Layers and a table as transformers has them; the configuration alone tells the bits of each."""
     from transformers.integrations.gemma_quant import QuantizedEmbedding, QuantizedLinear
@@ -56,6 +81,7 @@ if __name__ == "__main__":
     CASES.clear()
     CASES |= {
         "gemma": gemma,
+        "quark_int4_fp8": quark_int4_fp8,
         "quark_amdfp4": lambda: quark_fp4("e5m3"),
         "quark_nvfp4": lambda: quark_fp4("float32"),
     }
