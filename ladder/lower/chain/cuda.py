@@ -13,7 +13,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.conversions import FORMATS
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
-from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, largest, rounded_pair
+from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, by_inverse, largest, rounded_pair
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.emission import TirMachine, helper
 from targets import TileDevice
@@ -39,6 +39,7 @@ class CudaDialect(Dialect):
 
     functions: ClassVar[Mapping[str, Callable[..., Expr]]] = FUNCTIONS
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = CHEAP
+    by_inverse: ClassVar[Callable[[Expr, Expr, Expr], Expr] | None] = staticmethod(by_inverse)
     machine: ClassVar[type[TirMachine]] = TirMachine
 
     def __init__(self, device: TileDevice) -> None:

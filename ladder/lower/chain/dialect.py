@@ -38,6 +38,9 @@ class Dialect(ABC):
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]]
     """Approximations of operators whose every result is rounded to 16 bits: their errors vanish in that."""
 
+    by_inverse: ClassVar[Callable[[Expr, Expr, Expr], Expr] | None] = None
+    """Returns ``x / divisor`` of float32, given the divisor's reciprocal, rounded as a division is."""
+
     machine: ClassVar[type[TirMachine]]
     """Emits operations on words."""
 

@@ -25,6 +25,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.approximation import approximable
 from ladder.lower.chain.dialect import Dialect, Early
+from ladder.lower.chain.divisions import divisions_of_rows, quotient
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
@@ -62,6 +63,9 @@ LINE, MOST_PREFETCHED_BYTES = 128, 16 << 10
 WORK_APART = 8
 """Operators of some operands of a join alone from which on a vector takes the branch of one."""
 
+LEAST_SHARING = 4
+"""Elements that share a divisor from which on its reciprocal serves."""
+
 MULTIPLY = scalars.unsigned(operator.mul)
 """A product that compilers may add to something in one step."""
 
@@ -95,9 +99,11 @@ class GpuNest(Nest):
         graph, self.dialect = self.graph, dialect
         self.mapping, self.lanes = mapping, mapping.lanes
         self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)
+        divided = [] if cheap or dialect.by_inverse is None else divisions_of_rows(graph)
         self.values.lowerings = {
             **dialect.functions,
             **(dialect.cheap if cheap else {}),
+            **{f"%{name}": self.divided for name in divided},
             **{f"%{n}": dialect.cheap[o] for n, o in approximable(graph).items() if o in dialect.cheap},
             **{f"%{node.name}": MULTIPLY for node in graph.nodes if is_exact_product(graph, node)},
         }
@@ -134,6 +140,11 @@ class GpuNest(Nest):
 
     def load(self, name: str, index: Index) -> Expr:
         return self.vectors.load(name, index)
+
+    def divided(self, x: Expr, divisor: Expr) -> Expr:
+        """Return a quotient by a number that neighbouring elements share."""
+        several = self.vectors.width >= LEAST_SHARING or (self.lanes > 1 and not self.mapping.across)
+        return quotient(self.values, self.dialect, x, divisor) if several else scalars.divide(x, divisor)
 
     def start(self, blocks: Expr, threads: int, words: int = 0) -> tuple[Expr, Expr]:
         """Begin the device's part; returns the block's and the thread's number.

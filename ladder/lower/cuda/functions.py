@@ -51,6 +51,16 @@ __forceinline__ __device__ float ladder_product(float x, float y) { return __fmu
 """
 
 
+BY_INVERSE = """
+__forceinline__ __device__ float ladder_by_inverse(float x, float divisor, float inverse) {
+  float near = __fmul_rn(x, inverse);
+  float found = __fmaf_rn(__fmaf_rn(-near, divisor, x), inverse, near);
+  return found != found ? near : found;
+}
+"""
+"""What is left of infinities and zeros is no number."""
+
+
 LOG_OF_SUM = """
 __noinline__ __device__ float ladder_log_of_sum(float x, float y) {
   float apart = x == y ? 0.0f : fabsf(x - y);
@@ -203,6 +213,11 @@ def product(x: Expr, y: Expr) -> Expr:
 
 ADD, SUBTRACT, MULTIPLY = map(scalars.unsigned, (operator.add, operator.sub, operator.mul))
 """Of integers, which wrap around; of floats as the operator table has them."""
+
+
+def by_inverse(x: Expr, divisor: Expr, inverse: Expr) -> Expr:
+    """Return ``x / divisor`` of float32, given the reciprocal of the divisor, rounded to nearest even."""
+    return b.call_inline("ladder_by_inverse", BY_INVERSE, "float32", x, divisor, inverse)
 
 
 def _log_of_sum(x: Expr, y: Expr) -> Expr:

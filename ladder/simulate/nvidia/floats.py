@@ -53,6 +53,21 @@ def pair(t: Translator, call: CallView, groups: tuple[str, ...], source: str) ->
     return value
 
 
+def by_inverse(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
+    """Correct a product by a reciprocal by what is left of the dividend: two operations that round once."""
+    reads = [t.read(operand) for operand in call.operands]
+
+    def value(c: Cohort) -> Array:
+        with np.errstate(all="ignore"):
+            x, divisor, inverse = (np.asarray(read(c), np.float32).astype(np.float64) for read in reads)
+            near = (x * inverse).astype(np.float32).astype(np.float64)
+            rest = (x - near * divisor).astype(np.float32)
+            found = (rest * inverse + near).astype(np.float32)
+            return np.where(np.isnan(found), near.astype(np.float32), found)
+
+    return value
+
+
 def largest(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
     """Return the largest of a warp's numbers; of two zeros the positive one."""
     read, kind = t.read(call.operands[0]), NUMPY[groups[0]]

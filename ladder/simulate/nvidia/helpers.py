@@ -18,7 +18,7 @@ from ladder.simulate.barriers import each_active
 from ladder.simulate.cohort import Cohort
 from ladder.simulate.memory import Pointer, to_bytes
 from ladder.simulate.nvidia import digits, stream
-from ladder.simulate.nvidia.floats import largest, pair, special
+from ladder.simulate.nvidia.floats import by_inverse, largest, pair, special
 from ladder.simulate.nvidia.ptx import WORD, arrive
 from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Read, Step
@@ -457,6 +457,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_(log_of_sum)", "fmaxf(x, y) + log1pf(expf(-apart));", pair),
     Helper(r"ladder_row(_from_end)?", "if (number < 0 || number >= rows) __trap();", _row),
     Helper(r"ladder_(product)", "return __fmul_rn(x, y);", pair),
+    Helper(r"ladder_by_inverse", "__fmaf_rn(__fmaf_rn(-near, divisor, x), inverse, near)", by_inverse),
     Helper(r"ladder_(maximum|minimum)", ".NaN.f32 ", pair),
     Helper(r"ladder_largest_(int32|float32)", "redux.sync.max.s32 %0, %1, 0xffffffff;", largest),
     Helper(r"ladder_pin_(unsigned|float)(\d+)", 'asm volatile(""', _pin),
