@@ -39,7 +39,6 @@ class CudaDialect(Dialect):
 
     functions: ClassVar[Mapping[str, Callable[..., Expr]]] = FUNCTIONS
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]] = CHEAP
-    by_inverse: ClassVar[Callable[[Expr, Expr, Expr], Expr] | None] = staticmethod(by_inverse)
     machine: ClassVar[type[TirMachine]] = TirMachine
 
     def __init__(self, device: TileDevice) -> None:
@@ -50,6 +49,10 @@ class CudaDialect(Dialect):
     def noalias(self) -> bool:
         """A kernel that starts early must not read before it has waited, whatever is known of arguments."""
         return not self.overlap.possible
+
+    @property
+    def by_inverse(self) -> Callable[[Expr, Expr, Expr], Expr] | None:
+        return by_inverse
 
     def start(self, blocks: Expr, threads: int, words: int, inputs: Sequence[Early]) -> tuple[Expr, Expr]:
         self.overlap.declare("blockIdx.x", "threadIdx.x", shared=bool(words))

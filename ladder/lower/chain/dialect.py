@@ -38,9 +38,6 @@ class Dialect(ABC):
     cheap: ClassVar[Mapping[str, Callable[..., Expr]]]
     """Approximations of operators whose every result is rounded to 16 bits: their errors vanish in that."""
 
-    by_inverse: ClassVar[Callable[[Expr, Expr, Expr], Expr] | None] = None
-    """Returns ``x / divisor`` of float32, given the divisor's reciprocal, rounded as a division is."""
-
     machine: ClassVar[type[TirMachine]]
     """Emits operations on words."""
 
@@ -55,6 +52,11 @@ class Dialect(ABC):
     def noalias(self) -> bool:
         """Whether compilers may take arguments for apart from each other, and read them at any time."""
         return True
+
+    @property
+    def by_inverse(self) -> Callable[[Expr, Expr, Expr], Expr] | None:
+        """What returns ``x / divisor`` of float32, given the reciprocal, rounded as a division is."""
+        return None
 
     # ---- launch --------------------------------------------------------------------------------------
     @abstractmethod
