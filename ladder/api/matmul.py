@@ -79,7 +79,8 @@ class Matmul:
     group_size
         Elements along K that share a scale; None or -1: one scale per row, or the type's own blocks.
     zero
-        Zero points: ``"none"``, ``"integer"`` or ``"float"`` (HQQ).
+        Zero points: ``"none"``, ``"integer"`` or ``"float"`` (HQQ). They are subtracted from sums of x, so
+        an infinity in a row makes NaN of its results.
     bias
         Whether calls pass a bias.
     epilogue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import superopt_programs
 from superopt_programs import Value, concat
 
 from ladder.ir import Graph, GraphBuilder, bind
@@ -228,6 +229,18 @@ def test_stability():
     found = check_stability(scaled, plain)
     assert not found.stable
     assert "relative error" in found.reason
+
+
+@pytest.mark.parametrize("factor", [1 / 60, 0.25])
+def test_products_overflow_that_only_a_factor_kept_small(factor, monkeypatch):
+    """(x k) @ w as (x @ w) k: no order of the original's terms overflows, that of larger ones does."""
+    monkeypatch.setattr(superopt_programs, "TYPE", "float16")
+    before = half(lambda x, w: (x * factor) @ w, (8, 16), (16, 8))
+    after = half(lambda x, w: (x @ w) * factor, (8, 16), (16, 8))
+    turned = half(lambda x, w: (w.T @ (x * factor).T).T, (8, 16), (16, 8))
+    assert not check_stability(after, before).stable
+    assert check_stability(before, after).stable
+    assert check_stability(turned, before).stable
 
 
 def test_exponentials_without_their_maximum_overflow():
