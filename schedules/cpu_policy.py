@@ -258,7 +258,7 @@ def _vector_nest(
     yield Slice("g", 1, "unrolled" if groups > 1 or layout.group == 0 else "loop")
     yield Place("acc", "register")
     yield Slice("k", min(UNIT, layout.padded_group or UNIT), "loop")
-    ahead = STREAMS_AHEAD if tile_n > LANES else AHEAD
+    ahead = STREAMS_AHEAD if tile_n > LANES or tile_m >= THREADED_ROWS else AHEAD
     yield from _decoded(gemm, device, layout, core, "register", ahead)
 
 

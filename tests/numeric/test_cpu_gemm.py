@@ -209,6 +209,31 @@ def test_one_build_serves_other_shapes() -> None:
             assert relative_error(other, entry, m) <= BOUNDS["float32"]
 
 
+TAILED = [("int8", "avx512_vnni", 16), ("bfloat16", "avx512_bf16", 8), ("float16", "avx512_vnni8x2", 8)]
+
+
+@pytest.mark.parametrize(("activation", "core", "tile_m"), TAILED)
+def test_rows_that_are_left_take_tiles_of_fewer_rows(activation: str, core: str, tile_m: int) -> None:
+    """Each M computes its rows alone, as whole tiles do, and NaN of the last one stays there."""
+    if core not in {row.name for row in HOST.cores}:
+        pytest.skip(f"this CPU has no {core}")
+    output = "float16" if activation == "float16" else "float32"
+    case = problem("int4", activation, N, K, 64, output=output)
+    (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, core, tile_m, 16)])
+    x, weight = activations(case.gemm, 2 * tile_m + 1), cpu.pack(case.gemm, case.weight)
+    if activation != "int8":
+        x[tile_m + tile_m // 4] = torch.nan
+    exact = x.double() @ torch.from_numpy(case.values).T
+    for m in range(2 * tile_m + 2):
+        y = torch.full((m + 1, N), 7.0, dtype=getattr(torch, output))
+        entry(x[:m], *weight.values(), y[:m])
+        assert (y[m] == 7).all()
+        found = y[:m].double()
+        assert torch.equal(found.isnan(), exact[:m].isnan())
+        error = (found - exact[:m]).nan_to_num().norm()
+        assert error <= BOUNDS[output] * exact[:m].nan_to_num().norm()
+
+
 def test_no_tokens_write_nothing() -> None:
     case = problem("int4", "bfloat16", N, K, GROUP)
     (entry,) = compile_entries(case.gemm, HOST, [cores(HOST, case.gemm)[0]])
@@ -278,18 +303,31 @@ def test_dynamic_quantization_per_token(source: str) -> None:
     assert int(codes.abs().max()) == 127
 
 
+def straight(assembly: list[str], instruction: str) -> list[list[str]]:
+    """Return the runs of lines without jumps or labels that hold an instruction, from its first on."""
+    runs: list[list[str]] = [[]]
+    for line in assembly:
+        if line.startswith((".LBB", "\tj")):
+            runs.append([])
+        else:
+            runs[-1].append(line)
+    first = [next((at for at, line in enumerate(run) if instruction in line), None) for run in runs]
+    return [run[at:] for run, at in zip(runs, first, strict=True) if at is not None]
+
+
 def test_accumulators_stay_in_registers() -> None:
-    """The innermost loop of the widest tile must not touch the stack."""
+    """The innermost loops of the widest tile, and of those for what is left, must not touch the stack."""
     if "avx512_bf16" not in HOST.features:
         pytest.skip("the assembly checked here is AVX-512 BF16; this CPU has none")
     case = problem("int4", "bfloat16", 128, 256, 128)
     function = emit(case.gemm, HOST, proposal(case.gemm, HOST, "avx512_bf16", 16, 16), "entry")
     assembly = compile_module({"entry": function}, HOST).mod.inspect_source("asm").splitlines()
-    places = [index for index, line in enumerate(assembly) if "vdpbf16ps" in line]
-    assert len(places) == 16 * 16
-    inner = "\n".join(assembly[places[0] : places[-1]])
-    assert "(%rsp)" not in inner
-    assert sum("vpermw" in line for line in assembly) == 16
+    runs = straight(assembly, "vdpbf16ps")
+    assert sorted(sum("vdpbf16ps" in line for line in run) for run in runs) == [
+        16 * m for m in (4, 8, 12, 16)
+    ]
+    assert not any("(%rsp)" in line for run in runs for line in run)
+    assert sum("vpermw" in line for line in assembly) == 16 * len(runs)
 
 
 @pytest.mark.skipif("avx2" not in HOST.features, reason="this CPU has no AVX2")
@@ -310,12 +348,12 @@ def test_sums_begin_with_what_the_offset_adds() -> None:
     case, device = problem("int4", "int8", 128, 256, 32), get_device("cpu/avx512_vnni")
     function = emit(case.gemm, device, proposal(case.gemm, device, "avx512_vnni", 16, 16), "entry")
     assembly = compile_module({"entry": function}, device).mod.inspect_source("asm").splitlines()
-    places = [index for index, line in enumerate(assembly) if "vpdpbusd" in line]
-    end = next(index for index in range(places[-1], len(assembly)) if "\tj" in assembly[index])
-    assert len(places) == 8 * 16  # steps, rows
+    runs = [[line.split()[0] for line in run] for run in straight(assembly, "vpdpbusd")]
+    assert sorted(run.count("vpdpbusd") for run in runs) == [8 * m for m in (4, 8, 12, 16)]  # steps, rows
     wanted = ("vcvtdq2ps", "vfmadd", "vmov", "prefetch", "add", "inc", "cmp", "mov", "lea")
-    rest = [line.split()[0] for line in assembly[places[-1] + 1 : end]]
-    assert all(name.startswith(wanted) for name in rest), rest
+    for run in runs:
+        last = max(at for at, name in enumerate(run) if name == "vpdpbusd")
+        assert all(name.startswith(wanted) for name in run[last + 1 :]), run[last + 1 :]
 
 
 def test_errors_name_what_fits() -> None:

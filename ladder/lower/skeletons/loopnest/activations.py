@@ -99,11 +99,16 @@ class Activations:
 
     def prepare(self, block: Expr, first: Expr) -> None:
         """Emit the preparation of one block, whose first row is ``first``."""
-        with b.loop(self.rows) as local, b.loop(self.units * (UNIT // self.chunk)) as chunk:
+        count = self.units * (UNIT // self.chunk)
+        with b.loop(self.present(first)) as local, b.loop(count) as chunk:
             self._chunk(block, first + local, local, chunk)
         if self.sums is not None:
             with b.loop(self.groups) as group:
                 self._sum_group(block, group)
+
+    def present(self, first: Expr) -> Expr:
+        """Return how many rows of a block are rows of x: sums of the others are stored nowhere."""
+        return tirx.min(self.rows, self.m - first) if self.rows > 1 else 1
 
     def _chunk(self, block: Expr, row: Expr, local: Expr, chunk: Expr) -> None:
         """Emit the words of one row and chunk."""

@@ -85,7 +85,7 @@ class DigitActivations(Activations):
 
     def prepare(self, block: Expr, first: Expr) -> None:
         """Emit the preparation of one block, whose first row is ``first``."""
-        with b.loop(self.rows) as local, b.loop(self.groups) as group:
+        with b.loop(self.present(first)) as local, b.loop(self.groups) as group:
             values = self.read(first + local, group)
             self.prepare_group(values, DigitPlace(block, local, group))
             if self.sums is not None:
@@ -257,7 +257,7 @@ class ByteDigitActivations(DigitActivations):
                 visit = v.kept(self.visits[block], "int32", 1)
                 b.store(self.order, span, self.place(block, visit))
                 b.store(self.visits, visit + 1, block)
-                with b.loop(self.rows) as local, b.loop(self.span) as part:
+                with b.loop(self.present(first)) as local, b.loop(self.span) as part:
                     at = DigitPlace(block, local, visit * self.span + part)
                     exceeded = self._prepare_pass(first + local, span * self.span + part, at, turn)
                     with b.when(tirx.And(turn == 0, exceeded)):

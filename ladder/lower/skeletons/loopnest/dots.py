@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tvm.script import tirx as T
@@ -29,6 +30,9 @@ CHAINS = 4
 NUMBERS = "numbers"
 """Zero points and scales of each panel in a group."""
 
+TAILS: Mapping[int, tuple[int, ...]] = {16: (4, 8, 12), 8: (2, 4, 6)}
+"""Rows of a register tile -> rows, fewer, of tiles for what is left of x at its end."""
+
 HALVES = 2 * LANES
 """Sums of 16 bits in a vector."""
 
@@ -42,9 +46,20 @@ class VectorNest(Nest):
     starts_from_sums = True
 
     def inner_rows(self, loop: Loop, at: At) -> None:
-        """Emit the loop over the blocks of the turn: a register tile has the rows of one."""
+        """Emit the loop over the blocks of the turn: a register tile has the rows of one, or of its end."""
+        tile = self.kernel.rows
         with b.loop(at.here) as block:
-            self.body(loop.body, replace(at, block=block))
+            left = b.bind(self.args.m - (at.first + block) * tile)
+            self._rows_left(loop, replace(at, block=block), left, (*TAILS.get(tile, ()), tile))
+
+    def _rows_left(self, loop: Loop, at: At, left: Expr, sizes: tuple[int, ...]) -> None:
+        """Emit the register tile of the fewest rows that holds those that are left, up to the largest."""
+        *fewer, rows = sizes
+        tile = partial(type(self)(replace(self.kernel, rows=rows)).body, loop.body, at)
+        if fewer:
+            b.either(left > fewer[-1], tile, lambda: self._rows_left(loop, at, left, tuple(fewer)))
+        else:
+            tile()
 
     def fill(self, fill: Fill, at: At) -> At:
         """Emit the beginning of the totals in memory, or of sums in registers."""
@@ -175,7 +190,7 @@ class VectorNest(Nest):
             self._prefetch_scales(add.scale, at)
         for panel, numbers in enumerate(at.tiles[NUMBERS]):
             for row in range(self.kernel.rows):
-                place = v.lanes((panel * self.kernel.rows + row) * LANES)
+                place = v.lanes((panel * self.kernel.x.rows + row) * LANES)
                 value = self.sums_of(add, at, panel, row)
                 self.add_group(add, at.tiles[add.total], value, place, (at.block, at.x_group, row), numbers)
 
@@ -201,7 +216,7 @@ class VectorNest(Nest):
     def store(self, store: Store, at: At) -> None:
         """Emit the output of a register tile."""
         with b.loop(self.kernel.rows) as row:
-            self.store_row(store, at, row, (at.first + at.block) * self.kernel.rows + row)
+            self.store_row(store, at, row, (at.first + at.block) * self.kernel.x.rows + row)
 
 
 class PairNest(VectorNest):
