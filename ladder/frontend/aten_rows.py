@@ -17,10 +17,11 @@ from ladder.frontend.aten_bits import BITS
 from ladder.frontend.aten_functions import FUNCTIONS
 from ladder.frontend.aten_gathers import GATHERS
 from ladder.frontend.aten_moves import MOVES
+from ladder.frontend.aten_ranges import counted, spaced
 from ladder.frontend.aten_reductions import REDUCTIONS
 from ladder.frontend.aten_remainders import floored, remainder
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
-from ladder.ir.extents import floordiv, larger, only_adds, product, total
+from ladder.ir.extents import larger, only_adds, product, total
 from ladder.partition.elements import FLOATS8
 from tile_types.arrays import own_name, torch_dtype
 from tile_types.tile import Extent
@@ -186,19 +187,6 @@ def _chosen(im: Importer, out: str, condition: Any, yes: Any, no: Any) -> Any:
 
 def _filled(im: Importer, out: str, shape: Sequence[Extent], value: Any, **_: Any) -> Any:
     return im.expand(im.number(value, out), shape)
-
-
-def _counted(im: Importer, out: str, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Any:
-    start, end = (0, start) if end is None else (start, end)
-    start, end, step = (int(value) if isinstance(value, bool) else value for value in (start, end, step))
-    if not all(isinstance(value, int | str) for value in (start, end)) or not isinstance(step, int):
-        return None
-    if step == 0:
-        return None
-    low, high = (start, end) if step > 0 else (end, start)
-    span = total([high, product([-1, low]), abs(step) - 1])
-    counted = im.g.add("iota", extent=floordiv(span, abs(step)), begin=start, step=step, type="int64")
-    return im.cast(counted, out)
 
 
 def _same(im: Importer, out: str, x: str, *_: Any, **__: Any) -> Any:
@@ -443,7 +431,8 @@ ROWS: dict[str, Row] = {
     "zeros.default": lambda im, out, shape, **_: _filled(im, out, shape, 0),
     "ones.default": lambda im, out, shape, **_: _filled(im, out, shape, 1),
     "scalar_tensor.default": lambda im, out, value, **_: _filled(im, out, (), value),
-    **{f"arange.{form}": _counted for form in ("default", "start", "start_step")},
+    **{f"arange.{form}": counted for form in ("default", "start", "start_step")},
+    "linspace.default": spaced,
     "_to_copy.default": lambda im, out, x, *_, **__: im.converted(x, out),
     **{f"{name}.default": _same for name in ("clone", "detach", "alias", "lift_fresh_copy", "wait_tensor")},
     **{f"{name}.default": _viewed for name in ("view", "reshape", "_unsafe_view", "_reshape_copy")},

@@ -100,6 +100,10 @@ def extremes(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return at.float(), x.argmin(0).float(), x[1].argmax().float(), largest.nan_to_num()
 
 
+def spaced(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.linspace(-1, 1, 40) + torch.arange(4, 0, -0.1, dtype=torch.float32)
+
+
 KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     decays: (2, ((2, 32, 3, 16),)),
     rolled_window: (1, ((4, 33, 4), (4, 33), (33, 4))),
@@ -108,6 +112,7 @@ KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     spread: (1, ((3, 2, 4, 8),)),
     encoded: (1, ((50, 3),)),
     extremes: (3, ((17, 40),)),
+    spaced: (1, ((3, 40),)),
 }
 """Program -> kernels, and the shapes of its inputs."""
 
