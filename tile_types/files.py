@@ -21,7 +21,11 @@ MOST_NAME = 255
 
 @contextlib.contextmanager
 def replacing(
-    path: Path, error: type[LadderError] = ArtifactError, advice: str = "", folder: bool = False
+    path: Path,
+    error: type[LadderError] = ArtifactError,
+    advice: str = "",
+    folder: bool = False,
+    lasting: bool = False,
 ) -> Iterator[Path]:
     """Give a file to write, beside ``path``, which takes the place of ``path`` once all is written.
 
@@ -33,11 +37,23 @@ def replacing(
     error: What is raised if the system refuses.
     advice: What its message ends with.
     folder: Whether the folder is made if it is not there.
+    lasting: Whether the disk must have all of it before it takes that place: a loss of power, too,
+        then leaves one of both, and disks that say late that they are full are heard.
     """
     with _beside(path, error, advice, folder) as (part, final):
         yield part
         if part != final:
+            if lasting:
+                _sync(part)
             part.replace(final)
+
+
+def _sync(part: Path) -> None:
+    descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def require_writable(path: Path) -> None:

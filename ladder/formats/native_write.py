@@ -41,7 +41,7 @@ def write(checkpoint: Checkpoint, path: Path, names: Iterable[str]) -> int:
     room = 4096 + sum(_room(checkpoint.entry(name)) for name in names)
     require(room <= MOST_HEADER, f"{checkpoint.path} has too many tensors for one file: {len(names)}")
     require(not _is_source(checkpoint, path), f"{path} is what is to be read: name another file")
-    with replacing(path, CheckpointError) as part, part.open("wb") as file:
+    with replacing(path, CheckpointError, lasting=True) as part, part.open("wb") as file:
         file.write(bytes(8 + room))
         header: dict[str, Any] = {"__metadata__": {}}
         at = 0

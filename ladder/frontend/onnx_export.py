@@ -59,9 +59,9 @@ def export_onnx(imported: Imported, path: str | os.PathLike[str], *, external: b
     apart = total > LARGEST if external is None else external
     data = Path(f"{target}.data")
     with contextlib.ExitStack() as files:
-        part = files.enter_context(replacing(target))
+        part = files.enter_context(replacing(target, lasting=True))
         if apart:
-            stream = files.enter_context(files.enter_context(replacing(data)).open("wb"))
+            stream = files.enter_context(files.enter_context(replacing(data, lasting=True)).open("wb"))
             tensors = (_apart(name, array, stream, data.name) for name, array in arrays.items())
         else:
             tensors = (onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())

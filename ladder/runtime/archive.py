@@ -125,7 +125,7 @@ def write(
     signed = {} if key is None else {SIGNATURE: signing.sign(key, manifest)}
     parts = {MANIFEST: manifest, **signed, **members}
     entries = _laid_out([(name, len(data), zlib.crc32(data)) for name, data in parts.items()])
-    with replacing(path) as part, part.open("wb") as stream:
+    with replacing(path, lasting=True) as part, part.open("wb") as stream:
         for entry, data in zip(entries, parts.values(), strict=True):
             stream.write(entry.local)
             stream.write(data)

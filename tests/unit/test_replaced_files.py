@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -120,3 +121,25 @@ def test_names_as_long_as_they_may_be(tmp_path: Path) -> None:
             part.write_text(text)
         assert kept.read_text() == text
     assert list(tmp_path.iterdir()) == [kept]
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_the_disk_has_all_before_the_old_file_goes(
+    tmp_path: Path, lasting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, seen = tmp_path / "kept", []
+    kept.write_text("old")
+
+    def sync(descriptor: int) -> None:
+        seen.append((os.pread(descriptor, 9, 0), kept.read_text()))
+        if seen[1:]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with replacing(kept, lasting=lasting) as part:
+        part.write_text("new")
+    assert seen == ([(b"new", "old")] if lasting else [])
+    if lasting:
+        with pytest.raises(ArtifactError, match="No space left"), replacing(kept, lasting=True) as part:
+            part.write_text("newer")
+    assert (kept.read_text(), list(tmp_path.iterdir())) == ("new", [kept])
