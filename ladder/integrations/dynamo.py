@@ -101,7 +101,8 @@ def with_full_precision(module: torch.fx.GraphModule, examples: list[Any]) -> li
     places = [node for node in module.graph.nodes if node.op == "placeholder"]
     found = []
     for node, example in zip(places, examples, strict=True):
-        number = getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False)
+        origin = node.meta.get("grapharg")
+        number = getattr(origin, "pass_arg_as_tensor", False) and not origin.is_tensor  # arrays of numpy keep their type
         if number and isinstance(example, torch.Tensor) and example.is_floating_point():
             example = node.meta["example_value"] = example.double()
         found.append(example)

@@ -250,6 +250,19 @@ def test_sizes_that_only_elements_of_arguments_show_are_read_in_each_call() -> N
     assert 0 < len(compiler.built) - before <= 5  # the first sizes alone, open ones, extents of 1 and 0
 
 
+@pytest.mark.parametrize("value", [np.ones(4, np.float32), np.float32(2.5), np.ones(4, np.float16), np.ones(4), 2.5])
+def test_arrays_of_numpy_keep_their_type(value: Any) -> None:
+    """torch hands arrays and Python's floats over as tensors alike; float64 is the floats' type alone."""
+
+    def scaled(x: Tensor, by: Any) -> tuple[Tensor, Tensor]:
+        return x * torch.as_tensor(by) + 1, torch.as_tensor(by) * 2
+
+    fast, x = torch.compile(scaled, backend="ladder"), torch.randn(4)
+    with torch.no_grad():
+        for times in (1, 3):
+            torch.testing.assert_close(fast(x, value * times), scaled(x, value * times))
+
+
 def test_options_of_other_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ladder.faults._warned", set())
     x = torch.randn(3, 8)
