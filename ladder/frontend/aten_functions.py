@@ -134,21 +134,28 @@ def _exponential_linear(
     return im.cast(_by_sign(im, x, im.apply("mul", [x, scale], "float32"), below, "float32"), out)
 
 
-def _is_nan(im: Importer, out: str, x: Any) -> Any:
+def _is_nan(im: Importer, out: str, x: str) -> Any:
     if not im.ttype(x).startswith(("float", "bfloat")):
         return None
     wide = wide_of(im.ttype(x))
     return im.g.add("negation", im.apply("less_equal", [im.operand(x, wide), math.inf], wide))
 
 
-def _truncated(im: Importer, out: str, x: Any) -> Any:
+def _truncated(im: Importer, out: str, x: str) -> Any:
     if not out.startswith(("float", "bfloat")):
         return None
     wide = wide_of(out)
-    x = im.operand(x, wide)
+    x = im.operand(im.stepped(x), wide)
     ceiling = im.apply("neg", [im.apply("floor", [im.apply("neg", [x], wide)], wide)], wide)
     below = im.apply("less", [x, 0.0], wide)
     return im.cast(im.g.add("select", below, ceiling, im.apply("floor", [x], wide)), out)
+
+
+def _fraction(im: Importer, out: str, x: str) -> Any:
+    """Return what lies behind the point."""
+    x = im.stepped(x)
+    whole = _truncated(im, out, x)
+    return None if whole is None else im.arithmetic("sub", [x, whole], out)
 
 
 FUNCTIONS: dict[str, Row] = {
@@ -162,5 +169,6 @@ FUNCTIONS: dict[str, Row] = {
     "leaky_relu.default": _leaky,
     "isnan.default": _is_nan,
     "trunc.default": _truncated,
+    "frac.default": _fraction,
 }
 """Name and overload -> row."""

@@ -42,6 +42,7 @@ KEPT = (
     "gelu",
     "hardtanh",
     "mish",
+    "frac",
     "embedding",
     "arange",
     "im2col",

@@ -70,7 +70,7 @@ def _place(*, smallest: bool = False) -> Row:
             return im.reshape(found, [1] * len(im.shape(x))) if keep else found
         rank, axis = len(im.shape(x)), axis % len(im.shape(x))
         extent = int(im.shape(x)[axis])
-        wide = im.cast(x, "float32")
+        wide = im.cast(im.stepped(x), "float32")
         wide = im.g.add("neg", wide) if smallest else wide
         most = im.reduce("reduce_max", wide, [axis], True)
         others = im.g.add("negation", im.g.add("equal", wide, wide))

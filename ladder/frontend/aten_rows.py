@@ -109,7 +109,10 @@ def _as_compared(im: Importer, value: Any, common: str) -> Any:
     """Return an operand of a comparison as a type holds it."""
     if isinstance(value, int | float):
         return held(value, common)
-    if not im.is_value(value) or common == "int16" or im.ttype(value) == common:
+    if not im.is_value(value):
+        return value
+    value = im.stepped(value)
+    if common == "int16" or im.ttype(value) == common:
         return value
     if common in FLOATS8:
         return im.cast(value, common)
@@ -369,20 +372,22 @@ def _put_one(im: Importer, out: str, x: str, part: str, axis: int, index: Any) -
 def _sign(im: Importer, out: str, x: str) -> Any:
     if out == "bool":
         return x
-    common = COMPARED.get(out, out)
+    x, common = im.stepped(x), COMPARED.get(out, out)
     above, below = (im.apply("less", pair, common) for pair in ([0, x], [x, 0]))
     return im.arithmetic("sub", [im.cast(above, out), im.cast(below, out)], out)
 
 
 def _whole(name: str) -> Row:
     """Return the row of a function that leaves whole numbers as they are."""
-    return lambda im, out, x: im.floats(name, [x], out) if out.startswith(("float", "bfloat")) else x
+    return lambda im, out, x: (
+        im.floats(name, [im.stepped(x)], out) if out.startswith(("float", "bfloat")) else x
+    )
 
 
 def _ceiling(im: Importer, out: str, x: str) -> Any:
     if not out.startswith(("float", "bfloat")):
         return None
-    return im.arithmetic("neg", [im.floats("floor", [im.arithmetic("neg", [x], out)], out)], out)
+    return im.arithmetic("neg", [im.floats("floor", [im.arithmetic("neg", [im.stepped(x)], out)], out)], out)
 
 
 _COMPARISONS = {

@@ -33,6 +33,15 @@ WIDE = ("float32", "float64", "int64", "int32")
 HALVES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 """Types of 16 bits -> those of numpy."""
 
+VIEWS = ("broadcast", "reshape", "transpose", "restride", "slice")
+"""Operators whose results have elements of one operand as they are in memory."""
+
+CHOICES = (
+    *("convert", "neg", "abs", "relu", "maximum", "minimum", "select", "reduce_max"),
+    *("concat", "pad", "map", "repeat", "put"),
+)
+"""Other operators that round nothing: elements of results are those of operands, or these negated."""
+
 
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -88,8 +97,8 @@ class Importer:
         """Which results of the operator at hand the program uses."""
         self.stated: Shape = ()
         """The shape that the operator's first result is known to have, where the program states it."""
-        self.narrowed: dict[str, str] = {}
-        """Values that the program itself rounds to 16 bits -> the float32 that they are made of."""
+        self.narrowed: set[str] = set()
+        """Values that the program itself casts to 16 bits."""
         self.precise = False
         """Whether results of 16-bit operators are rounded where they arise."""
         self.few_launches = False
@@ -125,6 +134,8 @@ class Importer:
         """Return a value in another type."""
         if self.ttype(value) == ttype:
             return value
+        if ttype.startswith(("bool", "int", "uint")) or {ttype, self.ttype(value)} == {*HALVES}:
+            value = self.stepped(value)
         if self.ttype(value) in FLOATS8 and ttype != "float32":
             value = self.cast(value, "float32")
         if ttype == E4M3 and saturates():
@@ -143,13 +154,47 @@ class Importer:
         """
         if not self.is_value(value):
             return self.operand(value, ttype)
-        wide = self.narrowed.get(value)
-        if ttype in ("float32", "float64") and wide is not None:
-            return self.cast(self.g.add("convert", wide, type=self.ttype(value), exact=True), ttype)
-        made = self.cast(value, ttype)
-        if ttype in HALVES and self.ttype(value) == "float32":
-            self.narrowed[made] = value
+        made = self.cast(self.seen(value, ttype), ttype)
+        if ttype in HALVES and self.ttype(value) != ttype:
+            self.narrowed.add(made)
         return made
+
+    def seen(self, value: Any, ttype: str) -> Any:
+        """Return an argument as an operator that gives a type is to see it.
+
+        Of results of 16 bits, steps see what their type holds; what gives wider floats sees it of those that
+        the program itself casts.
+        """
+        if isinstance(value, list | tuple):
+            return type(value)(self.seen(each, ttype) for each in value)
+        if not self.is_value(value) or ttype in HALVES or self.ttype(value) not in HALVES:
+            return value
+        return self.stepped(value) if not ttype.startswith("float") or self._is_cast(value) else value
+
+    def stepped(self, value: str) -> str:
+        """Return a value for what makes a step of its last bit: as its type holds it, if that has 16 bits."""
+        node, ttype = self.g.node(value), self.ttype(value)
+        if ttype not in HALVES or self.precise:
+            return value
+        if node.operator == "convert" and self.ttype(node.inputs[0]) == "float32":
+            return self.g.add("convert", node.inputs[0], type=ttype, exact=True)
+        while node.operator in VIEWS:
+            node = self.g.node(node.inputs[0])
+        if node.operator in ("input", "constant"):
+            return value
+        return self.g.add("convert", self.cast(value, "float32"), type=ttype, exact=True)
+
+    def _is_cast(self, value: str) -> bool:
+        """Tell whether elements of a value are what the program casts to 16 bits, however moved."""
+        left, known = [value], {value}
+        while left:
+            if (found := left.pop()) in self.narrowed:
+                return True
+            node = self.g.node(found)
+            if node.operator in (*VIEWS, *CHOICES):
+                left.extend(other for other in node.inputs if other not in known)
+                known.update(node.inputs)
+        return False
 
     def operand(self, value: Any, ttype: str) -> str:
         """Return a value or a Python number as a value of a type; numbers keep their own meaning."""

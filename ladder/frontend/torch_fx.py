@@ -223,9 +223,9 @@ class _Walk:
         first, self.im.used = first_result(node), used_results(node)
         self.im.on_cpu, self.im.stated = first.device.type == "cpu", tuple(map(size_of, first.shape))
         try:
-            arguments = [self.argument(value) for value in node.args]
+            arguments = [self.im.seen(self.argument(value), TYPES[first.dtype]) for value in node.args]
             keywords = {key: self.argument(value) for key, value in node.kwargs.items()}
-            found = row(self.im, TYPES[first_result(node).dtype], *arguments, **keywords)
+            found = row(self.im, TYPES[first.dtype], *arguments, **keywords)
             if found is not None and self._gives_all(found) and self._is_as_stated(node, found):
                 return found
         except ImportRefused:

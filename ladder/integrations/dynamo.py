@@ -102,7 +102,7 @@ def with_full_precision(module: torch.fx.GraphModule, examples: list[Any]) -> li
     found = []
     for node, example in zip(places, examples, strict=True):
         origin = node.meta.get("grapharg")
-        number = getattr(origin, "pass_arg_as_tensor", False) and not origin.is_tensor  # arrays of numpy keep their type
+        number = getattr(origin, "pass_arg_as_tensor", False) and not origin.is_tensor  # as of numpy
         if number and isinstance(example, torch.Tensor) and example.is_floating_point():
             example = node.meta["example_value"] = example.double()
         found.append(example)

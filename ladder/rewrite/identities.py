@@ -31,11 +31,15 @@ def _drop_same(match: Match) -> str | None:
 
 
 def _fold_converts(match: Match) -> str | None:
-    """``convert(convert(x, a), b)`` -> ``convert(x, b)`` if type a holds all values of x."""
+    """``convert(convert(x, a), b)`` -> ``convert(x, b)`` if type a holds all values of x.
+
+    Of one that rounds a value of its own type, in which a kernel may keep more, nothing would be left.
+    """
     middle, source = match.tile("inner").ttype.name, match.tile("x").ttype.name
-    if not _holds(middle, source):
-        return None
     attributes: dict[str, Any] = dict(match.root.attributes)
+    rounds = attributes.get("exact", False) and source == match.root.tile.ttype.name
+    if rounds or not _holds(middle, source):
+        return None
     return match.builder.add("convert", match["x"], level=match.root.tile.level, **attributes)
 
 

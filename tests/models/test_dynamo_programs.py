@@ -250,7 +250,10 @@ def test_sizes_that_only_elements_of_arguments_show_are_read_in_each_call() -> N
     assert 0 < len(compiler.built) - before <= 5  # the first sizes alone, open ones, extents of 1 and 0
 
 
-@pytest.mark.parametrize("value", [np.ones(4, np.float32), np.float32(2.5), np.ones(4, np.float16), np.ones(4), 2.5])
+ARRAYS = np.ones(4, np.float32), np.float32(2.5), np.ones(4, np.float16), np.ones(4), 2.5
+
+
+@pytest.mark.parametrize("value", ARRAYS)
 def test_arrays_of_numpy_keep_their_type(value: Any) -> None:
     """torch hands arrays and Python's floats over as tensors alike; float64 is the floats' type alone."""
 

@@ -200,6 +200,68 @@ def test_sixteen_bits_stay_wide_unless_precise() -> None:
     assert twice(ladder.compile(program, precise=True), x)[0] == program(x)[0] == 256
 
 
+def _steps(x: Any, y: Any) -> tuple[Any, ...]:
+    """Steps of products of 16 bits, also of views of them, and of float32 that is cast to 16 bits."""
+    product, cast, square = x * y, (x.float() * 1.0009).to(x.dtype), x * x
+    whole = product.floor(), (x * y).ceil(), (x * 1.5).round(), cast.trunc(), product.T.floor(), cast.frac()
+    tests = product > y, cast == x, cast.float() == x, square.isinf(), square.isfinite(), (x * 1e-6).sign()
+    codes = product.to(torch.int32), cast.clamp(-99, 99).to(torch.int8), cast.long(), (x * 1e-6).bool()
+    other = torch.bfloat16 if x.dtype == torch.float16 else torch.float16
+    return *whole, *tests, *codes, torch.logical_and(x * 1e-6, y), product.to(other).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_steps_see_what_16_bits_hold(dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(16, 16, generator=draw) * 3 for _ in range(2))
+    x[0] = torch.tensor([0.999, -1.0004, 2.9999, 257.0, 300.0, -0.0, 0.0, 1.5, -1.5, *range(7)])
+    x, y = x.to(dtype), y.to(dtype)
+    compiled = ladder.compile(_steps)
+    assert_equal(twice(compiled, x, y), _steps(x, y))
+    assert not compiled.refused
+
+
+def _widened(x: Any) -> tuple[Any, ...]:
+    """What a program casts to 16 bits, moved, chosen or negated, and read as wider floats."""
+    half, rows = x.bfloat16(), x.half().view(4, 4)
+    mixed = x - half, half * x, x / half, torch.where(x > 0, half, x), torch.cat([half, x]), x.double() + half
+    bounds = (
+        torch.maximum(half, -x),
+        torch.clamp(x, half, x + 1),
+        x.clone().copy_(half),
+        torch.stack([half, x]),
+    )
+    moved = (
+        rows.float(),
+        rows.T - x.view(4, 4),
+        half[3:9].float(),
+        half.flip(0).float(),
+        F.pad(half, (1, 2)).float(),
+    )
+    chosen = (
+        half.neg().float(),
+        half.abs().float(),
+        half.relu().float(),
+        torch.where(x > 0, half, -half).float(),
+    )
+    whole = (
+        half.sum(dtype=torch.float32),
+        half.max().float(),
+        rows.amax(1).double(),
+        half.softmax(0, torch.float32),
+    )
+    return *mixed, *bounds, *moved, *chosen, *whole
+
+
+def test_casts_to_16_bits_are_rounded_where_what_they_give_is_widened() -> None:
+    x = torch.randn(16, generator=torch.Generator().manual_seed(0)) * 9
+    x[:6] = torch.tensor([0.999, -1.0004, 2.99999, 257.0, -0.0, 0.1])
+    compiled = ladder.compile(_widened)
+    for got, want in zip(twice(compiled, x), _widened(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9, equal_nan=True)
+    assert not compiled.refused
+
+
 def test_precise_keeps_operators_apart() -> None:
     """A batch norm is not folded into a convolution, nor GELU found in what is spelt out."""
     weight, scale = torch.randn(8, 4, 3, 3), torch.rand(8) + 0.5
