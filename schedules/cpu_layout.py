@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from ladder.ir.gemm import Gemm
-from ladder.ir.program import TileProgram, operand_type
+from ladder.ir.program import TileProgram, operand_type, summed_columns
 from schedules.layouts import planes
 from tile_types import get_type
 from tile_types.packing import is_dense
@@ -56,7 +56,7 @@ class CpuLayout:
 
     bits: Bits of a code.
     lane: Bits L of one element: 16 or 8.
-    group: Columns that share a scale; 0 when one scale serves a row.
+    group: Columns that are summed at a time: those that share a scale, or some; 0 if all of a row.
     """
 
     bits: int
@@ -134,7 +134,7 @@ class CpuLayout:
 
 def bytes_group(bits: int) -> int:
     """Return the least columns of a packed group whose words may be read as bytes."""
-    return max(UNIT // 2, UNIT // bits)
+    return max(UNIT // 2, UNIT // planes(bits)[0][0])
 
 
 WIDEST = 8
@@ -182,8 +182,7 @@ class PackForm:
 def cpu_layout(gemm: Gemm) -> CpuLayout:
     """Return the layout that every CPU kernel of this problem reads."""
     lane = 8 if operand_type(gemm) == "int8" else 16
-    group = 0 if gemm.group_size >= gemm.k else gemm.group_size
-    return CpuLayout(get_type(gemm.weight).elem_bits, lane, group)
+    return CpuLayout(get_type(gemm.weight).elem_bits, lane, summed_columns(gemm))
 
 
 def stored_layout(program: TileProgram) -> CpuLayout:

@@ -103,7 +103,7 @@ BYTES_UP_TO: Mapping[tuple[str, bool], tuple[int, int]] = {
     (BYTE_DIGITS, True): (0, 2),
 }
 """Digits of x, and whether the device multiplies x as bfloat16 too -> largest M of products of bytes: by
-codes of fewer than eight bits, and of eight.
+codes of fewer than six bits, and of more.
 
 Measured on one core of a Zen 4, M = 1 to 128, beside products of floats: float16 by int4 in groups of 128
 takes 0.42 to 0.65 of the time by two digits, float32 0.56 to 0.81 by three. bfloat16 by int4 or ternary takes
@@ -111,7 +111,7 @@ takes 0.42 to 0.65 of the time by two digits, float32 0.56 to 0.81 by three. bfl
 """
 
 LEAST_BYTES_GROUP: Mapping[bool, int] = {False: 32, True: 64}
-"""Whether the device multiplies x as bfloat16 too, and codes have fewer than eight bits -> columns of a group
+"""Whether the device multiplies x as bfloat16 too, and codes have fewer than six bits -> columns of a group
 below which sums of bytes end too often.
 
 Measured on one core of a Zen 4, groups of 32, M = 1 to 16: float16 takes 0.56 to 0.75 of the time of products
@@ -322,24 +322,25 @@ def takes_digits(gemm: Gemm, device: TileDevice) -> bool:
         return False
     if gemm.activation == "bfloat16" and device.features & {"avx512_bf16", "avx512_fp16"} == {"avx512_bf16"}:
         return False
-    return gemm.scale and 0 < cpu_layout(gemm).padded_group <= columns_in_32_bits(largest)
+    return 0 < cpu_layout(gemm).padded_group <= columns_in_32_bits(largest)
 
 
 def takes_bytes(gemm: Gemm, device: TileDevice, m: int, split: str) -> bool:
     """Whether products of bytes serve a product: weights are bytes, 32 bits hold sums of a group, it pays.
 
-    Two digits are for results that are rounded to 16 bits. Codes of eight bits are looked up for products of
-    bfloat16, narrower ones cost those little. Machines with AMX keep what was measured there.
+    Two digits are for results that are rounded to 16 bits. Codes of six bits and more cost products of
+    bfloat16 much, narrower ones little. Machines with AMX keep what was measured there.
     """
     form, layout = byte_form(get_type(gemm.weight)), cpu_layout(gemm)
-    if form is None or gemm.batch_invariant or not gemm.scale or "amx_bf16" in device.features:
+    if form is None or gemm.batch_invariant or "amx_bf16" in device.features:
         return False
     if gemm.activation not in SPLITS[split] or (split == TWO_BYTES and gemm.output == "float32"):
         return False
     beside = gemm.activation == "bfloat16" and "avx512_bf16" in device.features
-    if m > BYTES_UP_TO[split, beside][layout.bits == 8]:
+    wide = layout.bits >= RECIPES["extend"].least_bits
+    if m > BYTES_UP_TO[split, beside][wide]:
         return False
-    least = LEAST_BYTES_GROUP[beside and layout.bits < 8]
+    least = LEAST_BYTES_GROUP[beside and not wide]
     return least <= layout.padded_group <= columns_in_32_bits(form.largest, split)
 
 

@@ -97,13 +97,17 @@ BYTE_EXPONENTS = range(-8, 9)
 """Powers of two that may make integers of values."""
 
 
+LOOKED_UP_BITS = 6
+"""Bits of the widest codes that a table of 64 bytes, a vector register, holds values of."""
+
+
 @lru_cache(maxsize=1024)
 def byte_form(ttype: TType) -> Bytes | None:
     """Return a type's values as bytes, None where they are not integers of eight bits times a power of two.
 
-    Codes have 1, 2, 4 or 8 bits, so that each lies in one byte; those of 8 bits are counted, not looked up.
+    Codes of more than `LOOKED_UP_BITS` are counted, not looked up.
     """
-    if not ttype.exact or ttype.elem_bits not in (1, 2, 4, 8):
+    if not ttype.exact or ttype.elem_bits > 8:
         return None
     values = ttype.element_type.values().astype(np.float64)
     if not np.isfinite(values).all():
@@ -121,7 +125,7 @@ def byte_form(ttype: TType) -> Bytes | None:
     table = found.astype(np.int64)
     flips = table ^ np.arange(len(table))
     flip = int(flips[0]) if (flips == flips[0]).all() else None
-    if flip is None and ttype.elem_bits == 8:
+    if flip is None and ttype.elem_bits > LOOKED_UP_BITS:
         return None
     return Bytes(tuple(map(int, table)), low, exponent, flip)
 

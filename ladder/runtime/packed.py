@@ -45,9 +45,9 @@ GPU = "cuda"
 PACKING = 2
 """Form of packed weights for GPUs. Raise it when a type that ships is packed in another order of bits."""
 
-CPU_PACKING, FACTORED = 3, 4
-"""Form of packed weights for CPUs, alike, and that of factored scales; in older ones, scales and zero points
-were numbers of 4 bytes."""
+CPU_PACKING, FACTORED, SUMMED_RUNS = 3, 4, 5
+"""Form of packed weights for CPUs, alike, that of factored scales, and that of rows with one scale whose
+columns are summed in runs; in older ones, scales and zero points were numbers of 4 bytes."""
 
 
 def layout_of(gemm: Gemm, family: str, order: str = "") -> str:
@@ -73,7 +73,7 @@ def own_order(gemm: Gemm, device: TileDevice) -> str:
 def form_of(gemm: Gemm, family: str) -> int:
     """Return the form of a packed weight; for GPUs another one where its codes change."""
     if family != GPU:
-        return CPU_PACKING
+        return SUMMED_RUNS if gemm.group_size >= gemm.k and cpu_layout(gemm).group else CPU_PACKING
     from schedules.codes import is_renumbered
 
     return PACKING + is_renumbered(gemm.weight)

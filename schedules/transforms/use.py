@@ -117,7 +117,6 @@ class Use(Transform):
         most = columns_in_32_bits(largest, split)
         fits = isinstance(group, int) and group <= most
         self.check(fits, f"sums of up to {most} columns are exact: {group} are too many")
-        self.check(program.has("scale"), "units are those of groups: the weight has no scales")
         rounded = program.operand("y").ttype != "float32"
         self.check(rounded or split != TWO_BYTES, "two digits are for results that are rounded to 16 bits")
 

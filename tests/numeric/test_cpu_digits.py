@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from ladder.lower.cpu.toolchain import assembly_of, compile_module
 from schedules.cpu_policy import cpu_schedule, proposal, takes_digits
 from schedules.instructions import INSTRUCTIONS, SPLITS
 from targets import get_device, host_cpu
-from tests.numeric.cpu_problems import activations, compile_entries, problem
-from tile_types import QuantizedTensor, get_type
+from tests.numeric.cpu_problems import BOUNDS, activations, compile_entries, problem, relative_error
+from tile_types import QuantizedTensor, TType, get_type, register_type
 from tile_types.errors import ScheduleError
 
 HOST = host_cpu()
@@ -86,13 +87,17 @@ def test_sums_of_bytes_stay_in_32_bits(
         ("avx512_bf16", "bfloat16", "int4", 32, {1: False}),
         ("avx512_bf16", "bfloat16", "int8", 32, {1: True}),
         ("avx512_bf16", "float16", "nf4", 128, {1: False}),
+        ("avx512_bf16", "float16", "int5", 128, {1: True, 16: True}),
+        ("avx512_bf16", "bfloat16", "int6", 128, {1: True, 4: True, 8: False}),
+        ("avx512_bf16", "float16", "int8", 0, {1: True, 16: True}),
+        ("avx512_bf16", "float32", "ternary", 0, {1: True, 16: True}),
         ("amx", "float16", "int4", 128, {1: False}),
     ],
 )
 def test_bytes_are_chosen_where_they_pay(
     device: str, activation: str, weight: str, group: int, chosen: dict[int, bool]
 ) -> None:
-    gemm = Gemm(256, 512, weight, activation, activation, group)
+    gemm = Gemm(256, 512, weight, activation, activation, group, group != 0)
     found = {m: cpu_schedule(gemm, get_device(f"cpu/{device}"), m).instruction for m in chosen}
     core = "avx512_vnni8" if activation == "float32" else "avx512_vnni8x2"
     assert {m: name == core for m, name in found.items()} == chosen
@@ -133,9 +138,52 @@ def test_bytes_of_one_row_are_read_in_order_where_groups_are_long(
     assert f"slice n by {columns} over threads" in str(found)
 
 
+def shuffled(bits: int) -> str:
+    """Register integers that are no bits of their codes, so that they are looked up."""
+    values = tuple(float(v) for v in range(3 * ((1 << bits) - 4), -12, -3))
+    decode = partial(lambda code, ops, table: ops.lookup(table, code), table=values)
+    return register_type(TType(f"shuffled{bits}", bits, decode)).name
+
+
+SHUFFLED = [shuffled(bits) for bits in (3, 5, 6)]
+
+
+@BYTES
+@pytest.mark.parametrize("weight", ["int3", "uint5", "int6", "uint7", "int7", "fp6_e2m3", *SHUFFLED])
+@pytest.mark.parametrize("group", [16, 20, 64])
+def test_codes_of_several_planes_are_bytes(weight: str, group: int) -> None:
+    """Bits of a code lie in words of their own; every code occurs, and columns that divide nothing."""
+    for activation, output, zero in (("float16", "float16", "none"), ("float32", "float32", "float")):
+        case = problem(weight, activation, 37, 131, group, zero=zero, output=output)
+        core = "avx512_vnni8" if output == "float32" else "avx512_vnni8x2"
+        (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, core, 2, 16)])
+        assert relative_error(case, entry, 3) <= BOUNDS[output]
+
+
+@BYTES
+@pytest.mark.parametrize("weight", ["int8", "ternary", "int5"])
+@pytest.mark.parametrize("k", [1, 127, 128, 131, 400])
+def test_digits_of_rows_with_one_scale_have_units_of_their_own_runs_of_columns(weight: str, k: int) -> None:
+    """What is far larger at one end takes nothing from the other; NaN and infinity stay in their rows."""
+    case = problem(weight, "float32", 37, k)
+    (entry,) = compile_entries(case.gemm, HOST, [cpu_schedule(case.gemm, HOST, 3)])
+    x = activations(case.gemm, 5)
+    x[1, 0] = 2.0**30
+    x[3, -1], x[4, 0] = torch.nan, torch.inf
+    y, exact = torch.empty(5, 37), x.double() @ torch.from_numpy(case.values).T
+    entry(x, *cpu.pack(case.gemm, case.weight).values(), y)
+    assert (y[:3] - exact[:3]).norm(dim=1).le(1e-6 * exact[:3].norm(dim=1)).all()
+    assert y[3].isnan().all()
+    assert torch.equal(y[4].isfinite(), exact[4].isfinite())
+    if k > 256:
+        x[1, :128], rest = 0, x[1, 128:].double() @ torch.from_numpy(case.values[:, 128:]).T
+        entry(x, *cpu.pack(case.gemm, case.weight).values(), y)
+        assert (y[1] - rest).norm() <= 1e-6 * rest.norm()
+
+
 @BYTES
 @pytest.mark.parametrize(
-    ("weight", "group"), [("uint1", 16), ("int8", 65792 + 32), ("int3", 64), ("nf4", 64)]
+    ("weight", "group"), [("uint1", 16), ("int8", 65792 + 32), ("fp6_e3m2", 64), ("nf4", 64)]
 )
 def test_what_bytes_cannot_hold_is_refused(weight: str, group: int) -> None:
     case = problem(weight, "float16", 16, group + 32, group)

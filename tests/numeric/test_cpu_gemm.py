@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ladder.ir.gemm import ACTIVATIONS
-from ladder.ir.program import operand_type
+from ladder.ir.program import operand_type, summed_columns
 from ladder.lower import cpu
 from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import compile_module
@@ -54,7 +54,7 @@ def cores(device, gemm):
     fitting = {core for core, row in rows.items() if row.operand in operands and bits <= row.most_bits}
     fitting -= set() if takes_digits(gemm, device) else {"avx512_vnni16"}
     for core, split in ((core, rows[core].split) for core in names if rows[core].split in BYTE_SPLITS):
-        fits = byte_form(get_type(gemm.weight)) and gemm.activation in SPLITS[split] and gemm.scale
+        fits = byte_form(get_type(gemm.weight)) and gemm.activation in SPLITS[split] and summed_columns(gemm)
         fitting -= set() if fits and (split != TWO_BYTES or gemm.output != "float32") else {core}
     return [proposal(gemm, device, core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
 

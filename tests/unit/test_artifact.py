@@ -267,3 +267,15 @@ def test_weights_that_an_older_ladder_packed_are_refused(family: str) -> None:
     del fields["packing"]
     with pytest.raises(ArtifactError, match="pack it again"):
         PackedWeight.from_arrays(json.dumps(fields), packed.arrays)
+
+
+def test_rows_with_one_scale_that_were_packed_without_runs_are_refused() -> None:
+    """Their columns end where those of the last run do not: kernels would leave some out."""
+    import torch
+
+    whole = Gemm(16, 160, "int8", "float16", "float16", 160, False)
+    packed = PackedWeight(whole, "cpu", {"words": torch.zeros(4)})
+    assert PackedWeight.from_arrays(packed.describe(), packed.arrays).gemm == whole
+    fields = json.loads(packed.describe()) | {"packing": 3}
+    with pytest.raises(ArtifactError, match="pack it again"):
+        PackedWeight.from_arrays(json.dumps(fields), packed.arrays)

@@ -22,7 +22,7 @@ from ladder.ir.program.model import (
     Sum,
     TileProgram,
 )
-from ladder.ir.program.product import block_graph, operand_type
+from ladder.ir.program.product import block_graph, operand_type, summed_columns
 from ladder.ir.program.text import parse_program
 from ladder.ir.program.verify import verify_program
 
@@ -43,5 +43,6 @@ __all__ = [
     "count",
     "operand_type",
     "parse_program",
+    "summed_columns",
     "verify_program",
 ]

@@ -6,6 +6,7 @@ from ladder.ir.gemm import Gemm
 from ladder.ir.program.model import AddGroup, Fill, Multiply, Operand, Statement, Store, Sum, TileProgram
 from tile_types import get_type, representable
 from tile_types.errors import ScheduleError
+from tile_types.forms import byte_form
 from tile_types.tile import Extent, Tile
 
 WIDENINGS = {
@@ -15,6 +16,22 @@ WIDENINGS = {
     "bfloat16": ("bfloat16",),
 }
 """16-bit operand types that hold every value of an activation type."""
+
+
+SUMMED = 128
+"""Columns that are summed at a time where one scale serves a row and x may become digits, whose unit each
+run of columns has of its own."""
+
+
+def summed_columns(gemm: Gemm) -> int:
+    """Return the columns of one sum: those that share a scale, or `SUMMED`; 0 if they are all of a row.
+
+    It decides the packed layout, so it depends neither on K nor on the device.
+    """
+    if gemm.group_size < gemm.k:
+        return gemm.group_size
+    plain = not gemm.scale and gemm.zero == "none" and gemm.activation in ("float16", "bfloat16", "float32")
+    return SUMMED if plain and byte_form(get_type(gemm.weight)) else 0
 
 
 def operand_type(gemm: Gemm) -> str:
@@ -39,9 +56,9 @@ def block_graph(gemm: Gemm) -> TileProgram:
     """
     if gemm.extras:
         raise ScheduleError(f"tile programs do not say {', '.join(gemm.extras)}")
-    grouped = gemm.group_size < gemm.k
-    count: Extent = "G" if grouped else 1
-    group: Extent = gemm.group_size if grouped else "K"
+    columns = summed_columns(gemm)
+    count: Extent = "G" if columns else 1
+    group: Extent = columns or "K"
     axes: tuple[tuple[str, Extent], ...] = (("m", "M"), ("n", "N"), ("g", count), ("k", group))
     exact = "int32" if operand_type(gemm) == "int8" else "float32"
 

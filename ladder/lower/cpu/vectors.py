@@ -316,6 +316,15 @@ def permute_bytes(values: Expr, index: Expr) -> Expr:
     return T.call_llvm_pure_intrin("uint8x64", "llvm.x86.avx512.permvar.qi.512", values, index)
 
 
+def shifted_octets(words: Expr, bits: Sequence[int]) -> Expr:
+    """Return in each byte the eight bits of its 64-bit element from one on, round its end: 64 x uint8.
+
+    bits: The first bits of the eight bytes of an element (``vpmultishiftqb``).
+    """
+    first = table([bit % 64 for bit in bits] * 8, "uint8")
+    return T.call_llvm_pure_intrin("uint8x64", "llvm.x86.avx512.pmultishift.qb.512", first, words)
+
+
 def reduced(how: str, values: Expr) -> Expr:
     """Return ``add``, ``umax``, ... of all elements of a vector."""
     element, _, _ = str(values.ty.dtype).partition("x")

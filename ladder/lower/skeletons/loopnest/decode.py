@@ -123,6 +123,21 @@ BYTE_LANE = 8
 """Bits of an element of a lane that is read as bytes."""
 
 
+def narrow_places(widest: int, width: int, step: int) -> tuple[int, list[int]]:
+    """Return where a narrower plane has the bits of the codes that a step reads of the widest.
+
+    widest, width: Bits of a code in each plane, whose codes lie in halves of 32-bit lanes.
+    step: Of a unit that is read as bytes.
+    Returns: The line of the plane within a unit, and the first bits of the codes of eight bytes there.
+    """
+    packed, slots, ratio = 2 * BYTE_LANE // widest, BYTE_LANE // widest, widest // width
+    line, slot = divmod(step, slots)
+    first = line % ratio * packed + slot
+    return line // ratio, [
+        16 * element + (first + half * slots) * width for element in range(4) for half in range(2)
+    ]
+
+
 def form_of(element: TType) -> Bytes:
     """Return the bytes of a type that has them, as its program says."""
     form = byte_form(element)
@@ -152,14 +167,30 @@ class DigitByteDecoder(Decoder):
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         """Return four unsigned bytes per row."""
-        (plane,), form = self.layout.planes, form_of(self.element)
-        word = v.shifted(unit.vector(plane, step), plane.width * (step % plane.slots), "uint32", LANES)
+        form, bits = form_of(self.element), self.layout.bits
+        word = self._codes(unit, step)
         if form.flip is None:
             return [b.bind(v.as_type(v.permute_bytes(self.table, v.as_type(word, "uint8x64")), "uint32x16"))]
-        if plane.width < BYTE_LANE:
-            word = v.masked(word, ((1 << plane.width) - 1) * 0x01010101, "uint32", LANES)
+        if bits < BYTE_LANE:
+            word = v.masked(word, ((1 << bits) - 1) * 0x01010101, "uint32", LANES)
         flipped = v.constant(form.flip * 0x01010101, "uint32")
         return [b.bind(T.bitwise_xor(word, flipped) if form.flip else word)]
+
+    def _codes(self, unit: Unit, step: int) -> Expr:
+        """Return the codes of a step in the low bits of bytes; bits above are arbitrary."""
+        widest, *rest = self.layout.planes
+        right = widest.width * (step % widest.slots)
+        codes = v.shifted(unit.vector(widest, step), right, "uint32", LANES)
+        for plane in rest:
+            line, places = narrow_places(widest.width, plane.width, step)
+            words = v.as_type(unit.vector(plane, line * plane.slots), "uint8x64")
+            part = v.shifted_octets(words, [place - plane.shift for place in places])
+            low = ((1 << plane.shift) - 1) * 0x01010101
+            codes = T.bitwise_or(
+                v.masked(codes, low, "uint32", LANES),
+                v.masked(v.as_type(part, "uint32x16"), low ^ 0xFFFFFFFF, "uint32", LANES),
+            )
+        return codes
 
 
 class RawPairs(Decoder):

@@ -195,7 +195,10 @@ HALF_LANE = 16
 
 
 def columns_of_step(bits: int, step: int) -> tuple[int, ...]:
-    """Return the columns of a unit whose codes are in the four bytes of each lane at a step."""
+    """Return the columns of a unit whose codes are in the four bytes of each lane at a step.
+
+    bits: Those of a code in its widest plane.
+    """
     packed, slots = HALF_LANE // bits, BYTE_LANE // bits
     line, slot = divmod(step, slots)
     return tuple(2 * (line * packed + half * slots + slot) + odd for odd in range(2) for half in range(2))
@@ -338,7 +341,7 @@ class ByteDigitActivations(DigitActivations):
         first = at.group * (self.layout.padded_group // self.columns) + chunk * count
         place = ((at.block * self.steps + first) * self.rows + at.local) * self.digits
         whole, pitch = v.lanes(0, self.chunk), self.rows * self.digits
-        columns = [c for step in range(count) for c in columns_of_step(self.layout.bits, step)]
+        columns = [c for step in range(count) for c in columns_of_step(self.layout.planes[0].width, step)]
         for digit in reversed(range(self.digits)):
             rest = b.bind(numbers[whole])
             found = b.bind(T.Cast(f"int8x{self.chunk}", rest))

@@ -98,7 +98,7 @@ def declare_arguments(program: TileProgram) -> OperandTensors:
     tensors = {operand.name: _tensor(operand, shapes[operand.name]) for operand in program.arguments}
     layout = stored_layout(program)
     groups: Expr = 1
-    if {"scale", "zero"} & tensors.keys() and layout.group:
+    if layout.group:
         padded = layout.padded_group
         groups = units * (UNIT // padded) if padded < UNIT else tirx.floordiv(units, padded // UNIT)
     return OperandTensors(m, n, k, blocks, units, groups, tensors)
