@@ -15,8 +15,8 @@ from ladder.partition.rows import REDUCTIONS, column_axes, loop_extents, row_axe
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 
-MOST_CHAIN_NODES = 96
-"""Most nodes of one chain: a longer kernel spills registers, which costs more than a launch."""
+MOST_CHAIN_NODES, MOST_ON_GPUS = 96, 128
+"""Most nodes of one chain: a longer kernel spills registers, which costs more than a launch. GPUs have more."""
 
 MOST_NESTED = 3
 """Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
@@ -172,8 +172,9 @@ class Chains:
 
     def obstacle(self, members: set[str]) -> str:
         """Say why nodes are no chain; empty if they are."""
-        if len(members) > MOST_CHAIN_NODES:
-            return f"more than {MOST_CHAIN_NODES} operators"
+        most = MOST_ON_GPUS if self.units else MOST_CHAIN_NODES
+        if len(members) > most:
+            return f"more than {most} operators"
         if self.returns(members):
             return "what lies between is computed elsewhere"
         if any(self.windows_recompute(name, members) for name in members):

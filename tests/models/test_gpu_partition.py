@@ -104,6 +104,19 @@ def spaced(x: torch.Tensor) -> torch.Tensor:
     return x * torch.linspace(-1, 1, 40) + torch.arange(4, 0, -0.1, dtype=torch.float32)
 
 
+def complete_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """What boxes have in common, less how far apart and how alike they are: more than a hundred operators."""
+    (ax, ay, aw, ah), (bx, by, bw, bh) = a.abs().unbind(-1), b.abs().unbind(-1)
+    edges = ((ax, aw, bx, bw), (ay, ah, by, bh))
+    inner = [torch.min(x + w / 2, u + v / 2) - torch.max(x - w / 2, u - v / 2) for x, w, u, v in edges]
+    outer = [torch.max(x + w / 2, u + v / 2) - torch.min(x - w / 2, u - v / 2) for x, w, u, v in edges]
+    common = inner[0].clamp(0) * inner[1].clamp(0)
+    iou = common / (aw * ah + bw * bh - common + 1e-7)
+    apart = ((bx - ax) ** 2 + (by - ay) ** 2) / (outer[0] ** 2 + outer[1] ** 2 + 1e-7)
+    alike = 4 / torch.pi**2 * (torch.atan(bw / bh) - torch.atan(aw / ah)) ** 2
+    return iou - (apart + alike * alike / (alike - iou + 1 + 1e-7))
+
+
 KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     decays: (2, ((2, 32, 3, 16),)),
     rolled_window: (1, ((4, 33, 4), (4, 33), (33, 4))),
@@ -113,6 +126,7 @@ KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     encoded: (1, ((50, 3),)),
     extremes: (3, ((17, 40),)),
     spaced: (1, ((3, 40),)),
+    complete_iou: (1, ((50, 4), (50, 4))),
 }
 """Program -> kernels, and the shapes of its inputs."""
 
