@@ -16,7 +16,7 @@ from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 
 MOST_CHAIN_NODES, MOST_ON_GPUS = 96, 128
-"""Most nodes of one chain: a longer kernel spills registers, which costs more than a launch. GPUs have more."""
+"""Most nodes of one chain, more on GPUs: a longer kernel spills registers, which costs more than a launch."""
 
 MOST_NESTED = 3
 """Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
