@@ -24,6 +24,7 @@ from tile_types.errors import (
 from tile_types.library import SCALE_TYPES, get_type
 from tile_types.quantized import QuantizedTensor
 from tile_types.scaling import (
+    LARGEST_USED,
     SCALINGS,
     SMALLEST_TENSOR_SCALE,
     Statistics,
@@ -323,7 +324,7 @@ def _scales(stats: Statistics, recipe: Recipe) -> tuple[Array, float | None]:
         require_reached(stats.absmax, recipe.element, recipe.scale_type, recipe.zero)
         return round_scale(raw, empty, recipe.scale_type), None
     largest = float(stats.absmax.max()) / reach(recipe.element, recipe.zero)[1]
-    exact = largest / get_type(recipe.scale_type).maximum if largest else 1.0
+    exact = largest / min(get_type(recipe.scale_type).maximum, LARGEST_USED) if largest else 1.0
     if exact > (limit := float(np.finfo(np.float32).max)):
         raise ValueRangeError(
             f"a tensor scale of {exact:.6g} overflows float32 (largest {limit:.6g}); scale the weights down"

@@ -33,6 +33,8 @@ SMALLEST_TENSOR_SCALE = 2.0**-126
 LARGEST_USED = 65504.0
 """Largest magnitude that weights are scaled to, float16's, though the type reach further (e8m0: 2**127).
 
+So are scales of blocks by that of the tensor.
+
 Sums of unscaled values of a group then fit in float32, and scales in float16.
 """
 

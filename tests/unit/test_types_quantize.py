@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tile_types import TType, get_type, group_scaled, list_types, quantize, register_type
+from tile_types import Metadata, TType, get_type, group_scaled, list_types, quantize, register_type
 from tile_types.errors import (
     ConversionError,
     DTypeError,
@@ -382,6 +382,18 @@ def test_refused_torch_dtype() -> None:
 def test_a_tensor_scale_that_overflows_is_refused() -> None:
     with pytest.raises(ValueRangeError, match="overflows float32"):
         quantize(np.full((2, 32), 1e300), "nvfp4")
+
+
+@pytest.mark.parametrize("scale", ["e8m0", "bfloat16", "float32"])
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+def test_scales_of_wide_types_under_a_tensor_scale_leave_room_for_sums(scale: str, size: float) -> None:
+    """Scales at the end of float32's range made infinities of sums of products of x."""
+    stored = (Metadata("scale", scale), Metadata("tensor_scale", "float32", scope="tensor"))
+    register_type(TType("wide", 4, shape=(16,), element="fp4_e2m1", metadata=stored))
+    values = WEIGHTS.astype(np.float64) * size
+    quantized = quantize(values, "wide")
+    assert relative_error(values, quantized) < 0.2
+    assert 2.0**14 <= np.asarray(quantized.scale, np.float64).max() <= 2.0**16
 
 
 def test_a_scale_that_overflows_says_what_to_do() -> None:
