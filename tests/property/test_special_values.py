@@ -65,6 +65,7 @@ BITS: Mapping[str, Callable[..., torch.Tensor]] = {
 
 CLOSE: Mapping[str, Callable[..., torch.Tensor]] = {
     "exp": torch.exp,
+    "exp2": torch.exp2,
     "rsqrt": torch.rsqrt,
     "sigmoid": torch.sigmoid,
     "silu": torch.nn.functional.silu,
@@ -74,6 +75,7 @@ CLOSE: Mapping[str, Callable[..., torch.Tensor]] = {
     "erf": torch.erf,
     "log": torch.log,
     "log10": torch.log10,
+    "log2": torch.log2,
     "log1p": torch.log1p,
     "logaddexp": torch.logaddexp,
     "sin": torch.sin,
