@@ -45,6 +45,7 @@ KEPT = (
     "frac",
     "embedding",
     "arange",
+    "eye",
     "im2col",
     "unfold_backward",
     "col2im",

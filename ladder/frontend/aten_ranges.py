@@ -1,4 +1,4 @@
-"""ATen's rows of numbers at equal distances.
+"""ATen's rows of numbers at equal distances, and identity matrices.
 
 Of floats, kernels for GPUs compute what torch's do: in the type itself, a product and a sum rounded once.
 """
@@ -13,6 +13,7 @@ import numpy as np
 
 from ladder.frontend.importer import Importer
 from ladder.ir.extents import floordiv, product, total
+from tile_types.tile import Extent
 
 FLOATS = ("float32", "float64")
 """Types in which torch counts; it counts halves in others, and rounds each step of them."""
@@ -70,3 +71,13 @@ def _places(im: Importer, out: str, count: int) -> str:
 
 def _line(im: Importer, out: str, places: str, step: float, start: float) -> str:
     return im.g.add("fused", places, im.number(step, out), im.number(float(start), out))
+
+
+def identity(im: Importer, out: str, rows: Extent, columns: Extent | None = None, **_: Any) -> Any:
+    """Return a matrix that is one on its diagonal and zero beside it."""
+    extents = (rows, rows if columns is None else columns)
+    row, column = (
+        im.g.add("iota", extent=extent, axis=axis, rank=2, type="int64")
+        for axis, extent in enumerate(extents)
+    )
+    return im.cast(im.apply("equal", [row, column], "int64"), out)

@@ -17,7 +17,7 @@ from ladder.frontend.aten_bits import BITS
 from ladder.frontend.aten_functions import FUNCTIONS
 from ladder.frontend.aten_gathers import GATHERS
 from ladder.frontend.aten_moves import MOVES
-from ladder.frontend.aten_ranges import counted, spaced
+from ladder.frontend.aten_ranges import counted, identity, spaced
 from ladder.frontend.aten_reductions import REDUCTIONS
 from ladder.frontend.aten_remainders import floored, remainder
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
@@ -438,6 +438,8 @@ ROWS: dict[str, Row] = {
     "scalar_tensor.default": lambda im, out, value, **_: _filled(im, out, (), value),
     **{f"arange.{form}": counted for form in ("default", "start", "start_step")},
     "linspace.default": spaced,
+    "eye.default": identity,
+    "eye.m": identity,
     "_to_copy.default": lambda im, out, x, *_, **__: im.converted(x, out),
     **{f"{name}.default": _same for name in ("clone", "detach", "alias", "lift_fresh_copy", "wait_tensor")},
     **{f"{name}.default": _viewed for name in ("view", "reshape", "_unsafe_view", "_reshape_copy")},

@@ -314,6 +314,7 @@ def negate(x: Any) -> Any:
 
 def square(x: Any) -> Any:
     """Return ``x * x``."""
+    x = kept(x)
     return multiply(x, x)
 
 

@@ -107,6 +107,23 @@ def _is_read_again(node: Node, most: int, users: Mapping[str, list[Node | None]]
     return False
 
 
+def _is_of_normalized(graph: Graph, node: Node) -> bool:
+    """Tell whether a reduction reads what is computed of another one of its rows, which needs them whole."""
+    (operand,) = node.inputs
+    ahead, seen, shape = [operand], set[str](), graph.tile(operand).shape
+    while ahead:
+        below = graph.producer(ahead.pop())
+        if below.name in seen:
+            continue
+        seen.add(below.name)
+        if below.operator in REDUCTIONS:
+            if graph.tile(below.inputs[0]).shape == shape:
+                return True
+        elif engine(below) in ("chain", "view"):
+            ahead += below.inputs
+    return False
+
+
 def _parts(
     graph: Graph, node: Node, users: Mapping[str, list[Node | None]], machine: Machine,
     beside: Container[Shape] = (),
@@ -120,6 +137,7 @@ def _parts(
     whole = _alone(graph, node)
     blocks = blocks_of(whole, whole.outputs)
     again, last = _is_read_again(node, int(product(shape)) // SPLIT_RATIO, users), axis == len(shape) - 1
+    again = again or _is_of_normalized(graph, node)
     held = last and shape[axis] * _read_bits(graph, node.inputs[0]) <= HELD_BITS and shape not in beside
     few = blocks < machine.units and is_large(int(product(shape)), blocks)
     if not few or (again and held):

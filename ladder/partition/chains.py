@@ -11,7 +11,7 @@ from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.elements import lacking
 from ladder.partition.repeats import LONG_ON_CPUS, LONG_ON_GPUS, READS_ONCE, calls_again, known, works_again
-from ladder.partition.rows import REDUCTIONS, column_axes, loop_extents, row_axes
+from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, loop_extents, row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 
@@ -204,6 +204,11 @@ class Chains:
         region, outputs = self.region(together)
         work = max((product(node.tile.shape) for node in region.nodes), key=known)
         if not self.units or known(work) < LARGE_WORK // SPLIT_RATIO:  # nor as much as statistics need
+            return False
+        reduces = any(node.operator in (*REDUCTIONS, *SCANS) for node in region.nodes)
+        if not reduces and all(
+            SPLIT_RATIO * known(product(region.tile(v).shape)) >= known(work) for v in outputs
+        ):
             return False
         above, handed = self.region(self.members[first])
         below, results = self.region(self.members[second])

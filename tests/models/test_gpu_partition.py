@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import ladder
 from ladder.frontend import importer
@@ -117,6 +118,23 @@ def complete_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return iou - (apart + alike * alike / (alike - iou + 1 + 1e-7))
 
 
+def diffused(u: torch.Tensor) -> torch.Tensor:
+    """Rows of 40 whose neighbours come from the other end."""
+    around = sum(torch.roll(u, step, axis) for axis in (-1, -2) for step in (-1, 1))
+    return u + 0.1 * (around - 4 * u)
+
+
+def turned(x: torch.Tensor, weight: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Normalized heads, each with its halves turned against each other."""
+    x = F.rms_norm(x, (32,), weight, 1e-6)
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def symmetrized(x: torch.Tensor) -> torch.Tensor:
+    return (x + x.T) * (1 - torch.eye(x.shape[0]))
+
+
 KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     decays: (2, ((2, 32, 3, 16),)),
     rolled_window: (1, ((4, 33, 4), (4, 33), (33, 4))),
@@ -127,6 +145,9 @@ KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     extremes: (3, ((17, 40),)),
     spaced: (1, ((3, 40),)),
     complete_iou: (1, ((50, 4), (50, 4))),
+    diffused: (1, ((3, 5, 40),)),
+    turned: (1, ((2, 6, 32), (32,), (6, 32), (6, 32))),
+    symmetrized: (1, ((24, 24),)),
 }
 """Program -> kernels, and the shapes of its inputs."""
 
@@ -218,6 +239,36 @@ def test_threads_that_reduce_alone_are_beside_each_other(program: Callable[..., 
     mapping = ranked(part.graph, machine_of(DEVICE))[0].mapping
     assert mapping.lanes == 1
     assert "launch" in emit_chain(part.graph, DEVICE, "chain", mapping).script()
+
+
+def test_borders_of_short_rows_are_decided_for_each_element() -> None:
+    """One piece of code serves whole rows: borders have none of their own."""
+    (part,) = planned(diffused, torch.randn(3, 5, 40))
+    text = emit_chain(part.graph, DEVICE, "chain", ranked(part.graph, machine_of(DEVICE))[0].mapping).script()
+    assert text.count("T.ptx.st(") == 1
+
+
+def test_halves_that_a_row_reads_elsewhere_come_in_vectors() -> None:
+    """A reduction over the row changes nothing about that; its factor is made once for all elements."""
+    shapes = ((2, 6, 32), (32,), (6, 32), (6, 32))
+    (part,) = planned(turned, *map(torch.randn, shapes))
+    text = emit_chain(part.graph, DEVICE, "chain", ranked(part.graph, machine_of(DEVICE))[0].mapping).script()
+    loads = [line for line in text.splitlines() if "T.ptx.ld(" in line]
+    assert loads
+    assert all('"v4"' in line for line in loads), loads
+    assert text.count("sqrt(") == 1
+
+
+@pytest.mark.parametrize("divisor", [0.1, 3.0, 448.0, 1e-40, 1e38, 0.0, -0.7])
+def test_divided_by_a_number_as_eager_does_on_gpus(divisor: float) -> None:
+    """PyTorch's GPU kernel multiplies by the rounded reciprocal (div_true_kernel_cuda)."""
+    x = torch.tensor([0.3, -0.0, 0.0, 1.0, 2.7, float("inf"), float("nan"), 1e30, -5.5, 0.7, 448.0, 3.0])
+    (part,) = planned(lambda x: torch.floor(x / divisor), x)
+    values = {next(iter(part.inputs)): x.numpy()}
+    run([part], values)
+    with np.errstate(all="ignore"):
+        wanted = np.floor(x.numpy() * (np.float32(1) / np.float32(divisor)))
+    np.testing.assert_array_equal(values[part.outputs[0]], wanted)
 
 
 def test_bytes_are_turned_through_shared_memory() -> None:

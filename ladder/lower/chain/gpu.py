@@ -57,6 +57,10 @@ NARROW_TURNS, RESIDENT = 4, 2048
 LEAST_VECTORS = 4
 """Of a piece's middle from which on it is apart from what lies around it: each has code of its own."""
 
+BORDER, LEAST_BESIDE, SHORT_ROW = 8, 32, 256
+"""Elements of the last axis below which a piece is a border, at least of what lies beside it, and at most of
+a row whose borders are decided for each element: a piece is the work of other threads, or of another turn."""
+
 LONG = ("sin", "cos", "pow")
 """Functions of a hundred instructions and more."""
 
@@ -239,6 +243,8 @@ class VectorLoops:
             return [Piece(value, merged, width, 0, columns)]
         probes = tuple(self.nest.probe(f"p{axis}", extent) for axis, extent in enumerate(shape))
         cuts = self.nest.cuts(value, probes, probes[-1], shape[-1])
+        if self.are_short_beside_borders(cuts):
+            return [Piece(value, 1, 1, 0, shape[-1])]
         if len(cuts) == 1 or self.nest.reductions() or self.works_apart():
             whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
             return [Piece(value, 1, width if whole else 1, start, stop) for start, stop in cuts]
@@ -247,6 +253,13 @@ class VectorLoops:
             for start, stop in cuts
             for part in self.around_vectors(value, start, stop)
         ]
+
+    def are_short_beside_borders(self, cuts: Sequence[tuple[Expr, Expr]]) -> bool:
+        """Tell whether rows are short and end in borders, whose pieces would take longer than all rows."""
+        if not all(isinstance(start, int) and isinstance(stop, int) for start, stop in cuts):
+            return False
+        lengths = [int(stop) - int(start) for start, stop in cuts]
+        return min(lengths) < BORDER and max(lengths) >= LEAST_BESIDE and sum(lengths) <= SHORT_ROW
 
     def around_vectors(self, value: str, start: Expr, stop: Expr) -> list[tuple[Expr, Expr]]:
         """Return a piece of the last axis, or its middle, where vectors fit, and what lies around it."""

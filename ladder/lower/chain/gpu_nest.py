@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -24,6 +25,7 @@ from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.approximation import approximable
+from ladder.lower.chain.clamping import clamped_axes
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.divisions import divisions_of_rows, quotient
 from ladder.lower.chain.element_types import stored_type
@@ -69,6 +71,22 @@ LEAST_SHARING = 4
 MULTIPLY = scalars.unsigned(operator.mul)
 """A product that compilers may add to something in one step."""
 
+
+def is_division_by_number(graph: Graph, node: Node) -> bool:
+    """Tell whether a node divides by a number that is known."""
+    return node.operator == "div" and graph.producer(graph.unconverted(node.inputs[1])).operator == "constant"
+
+
+def divide_by_number(a: Expr, b: Expr) -> Expr:
+    """Return ``a`` times the rounded reciprocal of a known ``b``: eager PyTorch divides so on GPUs."""
+    number = scalars.known(b)
+    if number is None:
+        return scalars.divide(a, b)
+    with np.errstate(divide="ignore", over="ignore"):
+        reciprocal = 1 / np.dtype(str(b.ty.dtype)).type(number)
+    return scalars.multiply(a, scalars.like(b, float(reciprocal)))
+
+
 SLOTS = 32
 """Words that reductions over a block have in one kernel; each has its own, so one barrier is enough."""
 
@@ -106,6 +124,7 @@ class GpuNest(Nest):
             **{f"%{name}": self.divided for name in divided},
             **{f"%{n}": dialect.cheap[o] for n, o in approximable(graph).items() if o in dialect.cheap},
             **{f"%{node.name}": MULTIPLY for node in graph.nodes if is_exact_product(graph, node)},
+            **{f"%{n.name}": divide_by_number for n in graph.nodes if is_division_by_number(graph, n)},
         }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.values.encoded, self.values.row_number = dialect.encoded, dialect.row_number
@@ -116,7 +135,7 @@ class GpuNest(Nest):
         """Neighbouring elements of the results of windows that a thread has."""
         tiles = {node.name: node.tile for node in graph.inputs}
         self.values.zeroed = {n for n, t in tiles.items() if BYTES.get(stored_type(t.ttype.name)) in (2, 4)}
-        self.values.clamped |= self.values.dependents(tiles.keys() - self.values.zeroed)
+        self.values.clamped = clamped_axes(graph, tiles.keys() - self.values.zeroed)
         for node in graph.nodes:  # as their inputs, from other places
             if node.operator in ("reshape", "transpose") and node.inputs[0] in self.values.zeroed:
                 self.values.zeroed.add(node.name)

@@ -6,7 +6,7 @@ reductions are looked up in `cells`, where the loop nest has put them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
 from ladder.lower.chain import gathers
+from ladder.lower.chain.clamping import clamped_axes, is_read_under, spread_values
 from ladder.lower.chain.conversions import converted, encoded, round_through
 from ladder.lower.chain.element_types import computed_type
 from ladder.lower.chain.indices import Index, Indices, is_long, is_same
@@ -72,10 +73,11 @@ class Values(Indices):
         """Whether only the loads count: reductions need no cells then."""
         self.keep: Callable[[Expr], Expr] | None = None
         """Puts what several nodes read into a register; None where nothing may be emitted."""
-        self.clamped = self.dependents(n.name for n in self.graph.nodes if n.operator in REDUCTIONS)
-        """Values read before the conditions on a read, as reductions are: indices are brought inside."""
+        self.clamped = clamped_axes(self.graph, ())
+        """Axes along which a value's positions are brought inside."""
         readers = [value for node in self.graph.nodes for value in node.inputs]
         self.shared = {value for value in readers if readers.count(value) > 1}
+        self.spread = spread_values(self.graph)
 
     def at(self, value: str, index: Index) -> Expr:
         index = tuple(self.simplified(i) for i in index)
@@ -84,12 +86,19 @@ class Values(Indices):
         if found is None and value in self.rows:
             row, columns = self.rows[value]
             found = columns[index[-1]] if self.key(value, index[:-1]) == row else None
+        if found is None and self.guards and self.is_anyway(value, index):
+            with self.unguarded():
+                return self.at(value, index)
         if found is None and self.guards:  # what is loaded under a condition is nothing where it fails
             key = (*key, *(tvm_ffi.structural_hash(self.simplified(guard)) for guard in self.guards))
             found = self.memory.get(key)
         if found is None:
             found = self.memory[key] = self._made(self.graph.producer(value), index)
         return found
+
+    def is_anyway(self, value: str, index: Index) -> bool:
+        """Tell whether something that several elements read is the same whatever the conditions on them."""
+        return self.keep is not None and value in self.spread and not is_read_under(index, self.guards)
 
     def forget(self) -> None:
         """Drop expressions of loops that have ended."""
@@ -125,7 +134,7 @@ class Values(Indices):
             found = self.lowering(node.operator, node.name)(*operands)
         if self.keep is None:
             return found
-        several = node.name in self.shared and not self.guards
+        several = (node.name in self.shared or node.name in self.spread) and not self.guards
         return self.keep(found) if several or is_long(found) else found
 
     def operands(self, node: Node, index: Index) -> list[Index]:
@@ -172,17 +181,9 @@ class Values(Indices):
             return _PLACES[node.operator](self, node, index, node_attributes(node))
         return list(self.operands(node, index))
 
-    def dependents(self, values: Iterable[str]) -> set[str]:
-        """Return some values and all that are made of them."""
-        found = set(values)
-        for node in self.graph.nodes:
-            if found.intersection(node.inputs):
-                found.add(node.name)
-        return found
-
-    def between(self, value: str, position: Expr, begin: Expr, end: Expr) -> Expr:
+    def between(self, value: str, axis: int, position: Expr, begin: Expr, end: Expr) -> Expr:
         """Return the position of a read, brought to where begin <= position < end unless it is there."""
-        if value not in self.clamped:
+        if axis not in self.clamped[value]:
             return position
         if self.simplified(end - begin) == 1:  # as it is named outside the branches of a join
             return begin
@@ -219,6 +220,15 @@ class Values(Indices):
             yield
         self.cells, self.rows = before
         self.forget()
+
+    @contextmanager
+    def unguarded(self) -> Iterator[None]:
+        """Make what may be read whatever the conditions."""
+        before, self.guards = self.guards, []
+        try:
+            yield
+        finally:
+            self.guards = before
 
     def under(self, conditions: Sequence[Expr], make: Callable[[], Expr]) -> Expr:
         """Return a value that is read only where conditions hold."""
@@ -343,7 +353,7 @@ def _join_places(
         if outside or is_same(begin, end):
             found.append(None)
             continue
-        place = values.between(operand, index[axis], begin, end) - begin
+        place = values.between(operand, axis, index[axis], begin, end) - begin
         found.append((*index[:axis], values.simplified(place), *index[axis + 1 :]))
     return found
 
@@ -407,8 +417,8 @@ def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr
 def _brought_inside(values: Values, node: Node, place: Index) -> Index:
     """Return where an operand is read, also if it turns out not to be."""
     operand = node.inputs[0]
-    extents = map(values.extent, values.graph.tile(operand).shape)
-    return tuple(values.between(operand, at, 0, extent) for at, extent in zip(place, extents, strict=True))
+    places = zip(place, map(values.extent, values.graph.tile(operand).shape), strict=True)
+    return tuple(values.between(operand, axis, at, 0, end) for axis, (at, end) in enumerate(places))
 
 
 def _pad_place(values: Values, index: Index, attributes: Mapping[str, Any]) -> Index:

@@ -1,0 +1,70 @@
+"""What conditions on a read leave as it is: positions that are brought inside before, and numbers of rows.
+
+A branch of a join, or the inside of a border, is computed at positions that it may not have. What a condition
+can guard is not read there; reductions are computed before the conditions, as are rows that data names, and
+some types have no loads under conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.tirx.analysis import undefined_vars
+
+from ladder.ir.graph import Graph, Node
+from ladder.ir.ops import get_operator
+from ladder.lower import Expr
+from ladder.lower.chain.indices import Index
+from ladder.partition.rows import REDUCTIONS, operand_index
+
+
+def clamped_axes(graph: Graph, unguarded: Collection[str]) -> Mapping[str, frozenset[int]]:
+    """Return value -> the axes along which a position must lie inside, whatever the conditions on it.
+
+    unguarded: Inputs that are read whatever the conditions.
+    """
+    found: dict[str, frozenset[int]] = {}
+    for node in graph.nodes:
+        axes = range(len(node.tile.shape))
+        at_once = node.operator in (*REDUCTIONS, "gather") or node.name in unguarded
+        own = frozenset(axes) if at_once else _passed_on(graph, node, found)
+        found.update(dict.fromkeys(node.values, own))
+    return found
+
+
+def _passed_on(graph: Graph, node: Node, found: Mapping[str, frozenset[int]]) -> frozenset[int]:
+    """Return the axes of a node's result on which such axes of its operands depend."""
+    index = tuple(frozenset({str(axis)}) for axis in range(len(node.tile.shape)))
+    depends: set[str] = set()
+    for at, operand in enumerate(node.inputs):
+        places = operand_index(graph, node, at, index) if found[operand] else ()
+        depends.update(*(places[axis] for axis in found[operand]))
+    return frozenset(map(int, depends))
+
+
+def spread_values(graph: Graph) -> frozenset[str]:
+    """Return what is computed once for several elements of what reads it, as a row's factor."""
+    computed = {n.name for n in graph.nodes if get_operator(n.operator).elementwise}
+    return frozenset(
+        value
+        for node in graph.nodes
+        for value in node.inputs
+        if value in computed and graph.tile(value).shape != node.tile.shape and node.name in computed
+    )
+
+
+def is_read_under(index: Index, conditions: Sequence[Expr]) -> bool:
+    """Tell whether where something is read depends on what conditions look at."""
+    looked_at = {var for condition in conditions for var in _variables(condition)}
+    return any(not looked_at.isdisjoint(_variables(part)) for part in index)
+
+
+def _variables(expression: Expr) -> Sequence[Any]:
+    return [] if isinstance(expression, int) else undefined_vars(tirx.Evaluate(expression), [])
+
+
+def every_axis(graph: Graph) -> Mapping[str, frozenset[int]]:
+    """Return all axes of all values: for kernels without loads under conditions."""
+    return {value: frozenset(range(len(graph.tile(value).shape))) for n in graph.nodes for value in n.values}
