@@ -191,6 +191,11 @@ def test_quantized_convolutions_take_what_torch_takes(shape: tuple[int, ...], ke
     torch.testing.assert_close(y, conv(x), rtol=0.02, atol=0.02)
 
 
+def test_channels_that_a_quantized_convolution_does_not_take_are_named() -> None:
+    with pytest.raises(ladder.ShapeError, match="x has 7 channels, the convolution takes 8"):
+        ladder.Conv.from_conv(CONV, "int8")(torch.ones(1, 7, 9, 9))
+
+
 @pytest.mark.parametrize("bias", [torch.ones(1), torch.ones(4, 1), torch.ones(5)], ids=str)
 def test_a_bias_is_one_number_per_output(bias: torch.Tensor) -> None:
     with pytest.raises(ladder.ShapeError, match=r"bias must have shape \[4\]"):
