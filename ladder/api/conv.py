@@ -104,7 +104,9 @@ class Conv(torch.nn.Module):
                 f"x must be {self.product.dtype}, got {x.dtype}; convert it with .to({self.product.dtype})"
             )
         if x.shape[1] != (channels := self.product.in_features // self.windows.points - self.spare):
-            raise ShapeError(f"x has {x.shape[1]} channels, the convolution takes {channels}: {list(x.shape)}")
+            raise ShapeError(
+                f"x has {x.shape[1]} channels, the convolution takes {channels}: {list(x.shape)}"
+            )
         if self.rank == 1:
             return self._convolve(x[:, :, None])[:, :, 0]
         return self._convolve(x)

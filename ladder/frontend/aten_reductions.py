@@ -124,8 +124,10 @@ def _moments(*, root: bool = False, both: bool = False) -> Row:
     def row(
         im: Importer, out: str, x: str, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
     ) -> Any:
-        found = _mean_and_variance(im, out, x, axes, correction, keepdim, root)
-        return found if both else found[0]
+        found, mean = _mean_and_variance(im, out, x, axes, correction, keepdim, root)
+        if not both:
+            return found
+        return found, im.g.add("sub", mean, im.g.add("sub", mean, mean))  # NaN beside infinities, as torch's
 
     return row
 
