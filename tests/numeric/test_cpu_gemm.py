@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -232,6 +233,19 @@ def test_rows_that_are_left_take_tiles_of_fewer_rows(activation: str, core: str,
         assert torch.equal(found.isnan(), exact[:m].isnan())
         error = (found - exact[:m]).nan_to_num().norm()
         assert error <= BOUNDS[output] * exact[:m].nan_to_num().norm()
+
+
+def test_tiles_of_columns_that_packing_added_are_left_out() -> None:
+    """Packing rounds up to 128 columns: 16 of them, the scores of a few experts, took the time of all."""
+    case = problem("int4", "float32", 16, K, 32)
+    script = emit(case.gemm, HOST, proposal(case.gemm, HOST, "fma", 1, 64), "entry").script()
+    *_, result = re.findall(r'T.Buffer\(\(\w+, "(\w+)"\)', script)
+    (tiles,) = re.findall(r"in T.parallel\((\w+)\)", script)
+    assert f" {tiles}: T.let[T.int32] = ({result} + 64 - 1) // 64" in script
+    for n in (1, 16, 17, 130):
+        other = problem("int4", "float32", n, K, 32)
+        (entry,) = compile_entries(other.gemm, HOST, [proposal(other.gemm, HOST, "fma", 1, 64)])
+        assert relative_error(other, entry, 3) <= BOUNDS["float32"]
 
 
 def test_no_tokens_write_nothing() -> None:

@@ -285,8 +285,8 @@ class Nest(ABC):
             self.kernel.x.prepare(block, (at.first + block) * self.kernel.x.rows)
 
     def _columns(self, loop: Loop, at: At) -> None:
-        """Emit the loop over tiles of columns."""
-        count = self.args.blocks // (loop.step // ROWS)
+        """Emit the loop over tiles of columns: those of which the result has one, few that packing added."""
+        count = b.bind((self.args.n + loop.step - 1) // loop.step)
         with v.parallel(count) if loop.over == "threads" else b.loop(count) as tile:
             self.kernel.decode.begin()
             self.body(loop.body, replace(at, tile=tile))
