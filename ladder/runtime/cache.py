@@ -51,8 +51,9 @@ SOURCES_FILE = "sources.json"
 """Stage -> text; apart from the manifest, because looking up a kernel need not read it."""
 
 
-NOTES = ("plans", "models", "sources")
-"""Folders of notes that can be made again: chosen schedules, imported models, digests of sources."""
+NOTES = ("plans", "models", "sources", "compilers")
+"""Folders of notes that can be made again: chosen schedules, imported models, digests of sources, and what
+compilers say of themselves."""
 
 CLOCK_STEP = 2.0
 """Seconds within which a file may be written twice and bear one time."""
@@ -89,7 +90,7 @@ def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str
     newest = max((max(state.st_mtime, state.st_ctime) for state in states), default=0.0)
     if not knobs.settings.cache or newest + CLOCK_STEP > time.time():
         return _digest_of(files, root)
-    facts = ((s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in states)
+    facts = (_facts(state) for state in states)
     text = repr([(str(root), FORMAT), *zip((file.path for file in files), facts, strict=True)])
     key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
     kept = KernelCache().read_note("sources", key)
@@ -98,6 +99,11 @@ def source_digest(packages: tuple[str, ...] = SOURCES, root: Path = ROOT) -> str
         with contextlib.suppress(CacheError):  # the kernel's own entry then says so
             KernelCache().write_note("sources", key, kept)
     return kept
+
+
+def _facts(state: os.stat_result) -> tuple[int, ...]:
+    """Return what tells a file from another, and from what it was before it was written."""
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _source_files(packages: tuple[str, ...], root: Path) -> Iterator[os.DirEntry[str]]:
@@ -178,9 +184,37 @@ def _compiler(device: TileDevice) -> str:
     if device.kind not in TOOLCHAINS:
         return ""
     try:
-        return str(importlib.import_module(TOOLCHAINS[device.kind]).compiler_identity())
+        program = importlib.import_module(TOOLCHAINS[device.kind]).compiler_file()
+        return _compiler_identity(device.kind, program)
     except MissingToolError:
         return "none"  # a miss then says which tool is missing
+
+
+MACHINE_CODE = b"\x7fELF"
+"""How a program begins that is no script: what a script calls may change while it does not."""
+
+
+@cache
+def _compiler_identity(kind: str, program: Path | None) -> str:
+    """Return what a toolchain says of its compiler; kept on disk for as long as the program is the same.
+
+    Asking it takes a fifth of a warm call.
+    """
+    toolchain = importlib.import_module(TOOLCHAINS[kind])
+    state = os.stat(program) if program and knobs.settings.cache else None
+    if program is None or state is None or max(state.st_mtime, state.st_ctime) + CLOCK_STEP > time.time():
+        return str(toolchain.compiler_identity())
+    with open(program, "rb") as file:
+        if file.read(len(MACHINE_CODE)) != MACHINE_CODE:
+            return str(toolchain.compiler_identity())
+    text = repr((str(program.resolve()), _facts(state), source_digest()))
+    key = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    kept = KernelCache().read_note("compilers", key)
+    if not isinstance(kept, str):
+        kept = str(toolchain.compiler_identity())
+        with contextlib.suppress(CacheError):  # the kernel's own entry then says so
+            KernelCache().write_note("compilers", key, kept)
+    return kept
 
 
 def cache_key(facts: Mapping[str, Any], identity: Identity) -> str:

@@ -16,6 +16,7 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Never
 
 import pytest
@@ -455,3 +456,36 @@ def test_a_limit_of_file_sizes_is_an_error_too(monkeypatch: pytest.MonkeyPatch) 
     )
     with pytest.raises(CompilerError, match=r"limited to 4 KiB.*ulimit"):
         find_or_build([job])
+
+
+def test_compilers_are_asked_once_for_as_long_as_their_program_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's file does not change with what it calls; other programs and forgotten notes ask anew."""
+    program, asked = tmp_path / "nvcc", []
+    toolchain = SimpleNamespace(
+        compiler_file=lambda: program,
+        compiler_identity=lambda: asked.append(1) or f"release {len(asked)}",
+    )
+    monkeypatch.setitem(sys.modules, "told_toolchain", toolchain)
+    monkeypatch.setitem(cache.TOOLCHAINS, "cuda", "told_toolchain")
+
+    def told(clock: float) -> str:
+        monkeypatch.setattr(cache.time, "time", lambda: clock)
+        cache._compiler_identity.cache_clear()  # as in another process
+        return cache._compiler(get_device("cuda/sm_90a"))
+
+    with knobs.override(cache_dir=tmp_path / "cache"):
+        program.write_bytes(b"\x7fELF one")
+        later = program.stat().st_ctime + 9
+        assert [told(later - 9), told(later - 9)] == ["release 1", "release 2"]  # it may be written again
+        assert [told(later), told(later)] == ["release 3", "release 3"]
+        program.write_bytes(b"\x7fELF two")
+        assert [told(later), told(later)] == ["release 4", "release 4"]
+        with knobs.override(cache=False):
+            assert told(later) == "release 5"
+        KernelCache(tmp_path / "cache").clear()
+        assert told(later) == "release 6"
+        program.write_text("#!/bin/sh")
+        assert [told(later), told(later)] == ["release 7", "release 8"]
+    cache._compiler_identity.cache_clear()

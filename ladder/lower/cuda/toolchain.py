@@ -59,6 +59,11 @@ def _version(compiler: Path) -> str:
     return match[1] if match else output.strip()
 
 
+def compiler_file() -> Path | None:
+    """Return the program that `compiler_identity` asks, None if a library tells it."""
+    return None if uses_nvrtc() else nvcc()
+
+
 def _release(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2])
 
