@@ -93,6 +93,14 @@ def _last(rule: Rule) -> Rule:
     return found
 
 
+def _last_convolved(node: Asked) -> Found:
+    """Return the shape of a convolution of whose weights, too, the channels come last."""
+    x, (features, *kernel, channels), *others = node.shapes
+    return _last(lambda one: _convolved(one, 1))(
+        node._replace(shapes=[x, [features, channels, *kernel], *others])
+    )
+
+
 def _pooled(node: Asked) -> Found:
     x = node.shapes[0]
     return [*x[:2], *_window_counts(x[2:], node.given["kernel_shape"], node.given)]
@@ -226,10 +234,8 @@ RULES: Mapping[str, Rule] = {
     "com.microsoft::QLinearConv": lambda node: (
         _last(RULES["QLinearConv"])(node) if node.given.get("channels_last", 0) else _convolved(node, 3)
     ),
-    **{
-        f"com.microsoft::{name}": _last(lambda node: _convolved(node, 1))
-        for name in ("NhwcConv", "NhwcFusedConv")
-    },
+    "com.microsoft::NhwcConv": _last_convolved,
+    "com.microsoft::NhwcFusedConv": _last(lambda node: _convolved(node, 1)),
     "com.microsoft::NhwcMaxPool": _last(_pooled),
     "STFT": _stft,
     "com.microsoft::MatMulNBits": lambda node: [*node.shapes[0][:-1], node.given["N"]],

@@ -177,16 +177,17 @@ def test_convolutions_with_activations(
 
 @pytest.mark.parametrize("added", [False, True])
 def test_convolutions_whose_channels_come_last(added: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the optimizer of transformers' and diffusers' models writes them."""
+    """As optimizers for GPUs write them, with weights alike unless a sum is fused."""
     monkeypatch.setattr(build, "build_kernels", onnx_suite.without_kernels)
     body = "NhwcConv <group: int = 2, dilations: ints = [2, 1]> (x, w, c)"
     if added:
         body = body.replace("Conv <", 'FusedConv <activation: string = "Relu", ').replace("c)", "c, z)")
     text = f"g (float[b, 8, 8, 4] x, float[b, 4, 6, 6] z) => (y) {{ y = com.microsoft.{body} }}"
-    stored = {"w": floats(6, 2, 3, 3), "c": floats(6)}
+    w, c = floats(6, 2, 3, 3), floats(6)
+    stored = {"w": w if added else np.ascontiguousarray(w.transpose(0, 2, 3, 1)), "c": c}
     x, z = torch.randn(2, 8, 8, 4), torch.randn(2, 4, 6, 6)
-    w, c = (torch.from_numpy(stored[name]) for name in "wc")
-    wanted = F.conv2d(x.movedim(-1, 1), w, c, groups=2, dilation=(2, 1)).movedim(1, -1)
+    first, bias = torch.from_numpy(w), torch.from_numpy(c)
+    wanted = F.conv2d(x.movedim(-1, 1), first, bias, groups=2, dilation=(2, 1)).movedim(1, -1)
     model = ladder.compile(model_of(text, **stored))
     for rows in (2, 1):
         found = model(x[:rows], z[:rows])

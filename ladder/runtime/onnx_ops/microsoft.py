@@ -408,7 +408,11 @@ def _fused_conv(op: Operation, x: Any, w: Any, bias: Any = None, added: Any = No
 
 
 def _last_conv(op: Operation, x: Any, w: Any, bias: Any = None, added: Any = None) -> Any:
-    """Convolve pictures whose channels come last, as those of what is added and of the result."""
+    """Convolve pictures whose channels come last, as those of what is added and of the result.
+
+    Those of weights do so, too, in the operator that optimizers write for GPUs.
+    """
+    w = w.movedim(-1, 1) if op.name == "com.microsoft::NhwcConv" else w
     first = None if added is None else added.movedim(-1, 1)
     return _fused_conv(op, x.movedim(-1, 1), w, bias, first).movedim(1, -1)
 
