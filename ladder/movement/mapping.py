@@ -15,6 +15,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import larger, product, total
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.movement.whole_rows import whole_axes
 from ladder.partition.rows import REDUCTIONS, SCANS, Index, column_axes, loop_axes, operand_index
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
@@ -228,7 +229,7 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
         shares = columns is not None and columns >= LEAST_HELD and not windows
         held = _held(int(columns or 0), count, row_width(graph, rows)) if shares else []
         return _tiles(graph) if tiles else [*VECTORS, *([] if windows else across), *held]
-    if columns is None and isinstance(each, int) and each <= FEW_REDUCED:
+    if isinstance(each, int) and each <= FEW_REDUCED and (columns is None or whole_axes(graph)):
         return [] if tiles else [*VECTORS]
     if columns is None:
         return [] if tiles else [*across, Mapping(_streaming_lanes(graph, rows, extents, wave))]

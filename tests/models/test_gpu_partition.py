@@ -135,6 +135,13 @@ def symmetrized(x: torch.Tensor) -> torch.Tensor:
     return (x + x.T) * (1 - torch.eye(x.shape[0]))
 
 
+def rotations(q: torch.Tensor) -> torch.Tensor:
+    r, x, y, z = torch.nn.functional.normalize(q, dim=-1).unbind(-1)
+    found = [1 - 2 * (y * y + z * z), x * y - r * z, x * z + r * y, x * y + r * z, 1 - 2 * (x * x + z * z)]
+    found += [y * z - r * x, x * z - r * y, y * z + r * x, 1 - 2 * (x * x + y * y)]
+    return torch.stack(found, -1).view(-1, 3, 3)
+
+
 KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     decays: (2, ((2, 32, 3, 16),)),
     rolled_window: (1, ((4, 33, 4), (4, 33), (33, 4))),
@@ -144,6 +151,7 @@ KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     encoded: (1, ((50, 3),)),
     extremes: (3, ((17, 40),)),
     spaced: (1, ((3, 40),)),
+    rotations: (1, ((777, 4),)),
     complete_iou: (1, ((50, 4), (50, 4))),
     diffused: (1, ((3, 5, 40),)),
     turned: (1, ((2, 6, 32), (32,), (6, 32), (6, 32))),
@@ -168,6 +176,16 @@ def test_kernels_of_programs(program: Callable[..., Any]) -> None:
         flat = one.contiguous().numpy().reshape(-1)
         near = [np.allclose(flat, other, atol=2e-5, rtol=2e-5) for other in found if other.size == flat.size]
         assert any(near), program.__name__
+
+
+def test_rows_joined_of_parts_are_one_thread_each() -> None:
+    """What nine elements are made of is divided, and loaded, once for all of them."""
+    (part,) = planned(rotations, torch.randn(777, 4))
+    found = [moves.mapping for moves in ranked(part.graph, machine_of(DEVICE))]
+    assert {(mapping.lanes, mapping.tile) for mapping in found} == {(1, (0, 0))}
+    script = emit_chain(part.graph, DEVICE, "chain", found[0]).script()
+    assert script.count('func_call("ladder_by_inverse"') == 4
+    assert script.count("buffer[v_") <= 2 + 4 + 1  # to be squared, to be divided, and what is prefetched
 
 
 def counts(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

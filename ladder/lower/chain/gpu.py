@@ -30,6 +30,7 @@ from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.shared_transpose import emit_tiles
 from ladder.lower.chain.vectors import ACCESS_BYTES
 from ladder.movement.mapping import Mapping
+from ladder.movement.whole_rows import whole_axes
 from schedules.schedule import check
 
 
@@ -60,6 +61,9 @@ LEAST_VECTORS = 4
 BORDER, LEAST_BESIDE, SHORT_ROW = 8, 32, 256
 """Elements of the last axis below which a piece is a border, at least of what lies beside it, and at most of
 a row whose borders are decided for each element: a piece is the work of other threads, or of another turn."""
+
+MOST_OF_TURNS = 8
+"""Elements of a vector up to which a thread reads several before it stores one."""
 
 LONG = ("sin", "cos", "pow")
 """Functions of a hundred instructions and more."""
@@ -186,6 +190,8 @@ class VectorLoops:
             both = isinstance(most, int) and isinstance(count, int)
             most = max(most, count) if both else tirx.max(most, count)
         threads, turns = self.nest.mapping.threads, max(1, self.nest.mapping.num)
+        if any(piece.width > MOST_OF_TURNS for _, pieces in groups for piece in pieces):
+            turns = 1
         if isinstance(most, int) and self.are_narrow([p for _, pieces in groups for p in pieces], most):
             turns = max(turns, NARROW_TURNS)
         share = threads * turns
@@ -236,6 +242,9 @@ class VectorLoops:
             return [Piece(value, 1, 1, 0, 1)]
         if self.nest.reductions() and len(shape) == self.nest.rows:
             return [Piece(value, 1, self.nest.window_width, 0, shape[-1])]
+        if whole := self.whole_axes(value):
+            count = int(product(self.nest.graph.tile(value).shape[-whole:]))
+            return [Piece(value, whole, count, 0, count)]
         merged, width = (1, 1) if self.nest.reductions() else self.layout(value)
         width = 1 if self.works_apart() else width
         if merged > 1:
@@ -260,6 +269,11 @@ class VectorLoops:
             return False
         lengths = [int(stop) - int(start) for start, stop in cuts]
         return min(lengths) < BORDER and max(lengths) >= LEAST_BESIDE and sum(lengths) <= SHORT_ROW
+
+    def whole_axes(self, value: str) -> int:
+        """Return the trailing axes of which a thread has all elements, where no vectors fit; 0: none."""
+        axes = 0 if self.nest.scatters or self.works_apart() else whole_axes(self.nest.graph)
+        return axes if axes and (self.nest.reductions() or self.layout(value)[1] == 1) else 0
 
     def around_vectors(self, value: str, start: Expr, stop: Expr) -> list[tuple[Expr, Expr]]:
         """Return a piece of the last axis, or its middle, where vectors fit, and what lies around it."""
