@@ -51,6 +51,22 @@ def test_quotients_of_rows(stretched: bool) -> None:
         assert (np.abs(found[small] - wanted[small]) <= last_place[small]).all()
 
 
+@pytest.mark.parametrize("operator", ["sigmoid", "silu"])
+def test_quotients_by_one_and_an_exponential(operator: str) -> None:
+    """As divisions, of infinities and of results that have fewer bits too."""
+    g = GraphBuilder("chain")
+    graph = g.finish(g.add(operator, g.input("x", "float32", (4, 61))))
+    x = np.linspace(-104, 104, 4 * 61, dtype=np.float32).reshape(4, 61)
+    x.flat[:5] = np.inf, -np.inf, np.nan, 0, -0.0
+    function, found = emit_chain(graph, get_device("cuda/sm_90a"), "chain"), np.zeros_like(x)
+    assert "ladder_by_inverse" in function.script()
+    assert not simulate_launch(function, [x, found]).findings
+    with np.errstate(all="ignore"):
+        wanted = (x if operator == "silu" else np.float32(1)) / (np.float32(1) + np.exp(-x))
+        near = np.abs(found - wanted) <= np.where(np.abs(wanted) < 2.0**-100, 1e-45, 0)
+    assert (near | (found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+
+
 def test_numbers_that_are_known_or_halves_are_divided_otherwise() -> None:
     for kind, known in (("float16", False), ("float32", True)):
         g = GraphBuilder("chain")

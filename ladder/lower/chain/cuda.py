@@ -13,7 +13,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.conversions import FORMATS
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
-from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, by_inverse, largest, rounded_pair
+from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, by_inverse, by_near_inverse, largest, rounded_pair
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.gpu.emission import TirMachine, helper
 from targets import TileDevice
@@ -53,6 +53,10 @@ class CudaDialect(Dialect):
     @property
     def by_inverse(self) -> Callable[[Expr, Expr, Expr], Expr] | None:
         return by_inverse
+
+    @property
+    def by_near_inverse(self) -> Callable[[Expr, Expr], Expr] | None:
+        return by_near_inverse
 
     def start(self, blocks: Expr, threads: int, words: int, inputs: Sequence[Early]) -> tuple[Expr, Expr]:
         self.overlap.declare("blockIdx.x", "threadIdx.x", shared=bool(words))

@@ -58,6 +58,11 @@ class Dialect(ABC):
         """What returns ``x / divisor`` of float32, given the reciprocal, rounded as a division is."""
         return None
 
+    @property
+    def by_near_inverse(self) -> Callable[[Expr, Expr], Expr] | None:
+        """What returns the same of a divisor from 1 on, of which it approximates the reciprocal itself."""
+        return None
+
     # ---- launch --------------------------------------------------------------------------------------
     @abstractmethod
     def start(self, blocks: Expr, threads: int, words: int, inputs: Sequence[Early]) -> tuple[Expr, Expr]:

@@ -1,6 +1,6 @@
-"""Quotients of a row's elements by one number, by way of its reciprocal, as exact as divisions.
+"""Quotients by a number that a row shares, and by numbers from 1 on: by reciprocals, as exact as divisions.
 
-The reciprocal is computed once for all elements that a thread has. Each quotient is corrected by what it
+A row's reciprocal is computed once for all elements that a thread has. Each quotient is corrected by what it
 leaves of the dividend (Markstein, Computation of elementary functions on the IBM RISC System/6000 processor,
 1990), in two steps that a division takes as well; of dividends so small that what is left has too few bits,
 the last place may differ. Divisors near the ends of float32's range are scaled first.
@@ -15,6 +15,7 @@ import tvm_ffi
 from tvm.script import tirx as T
 
 from ladder.ir import scalars
+from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
 from ladder.lower import Expr
 
@@ -42,6 +43,19 @@ def divisions_of_rows(graph: Graph) -> list[str]:
             divisor = graph.producer(divisor.inputs[0])
         if divisor.operator != "constant" and divisor.tile.shape[-1:] in ONE:
             found.append(node.name)
+    return found
+
+
+def divisions_of_shares(graph: Graph) -> list[str]:
+    """Return the nodes that divide float32 by 1 and an exponential (sigmoid, SiLU): by numbers from 1 on."""
+    found = []
+    for node in graph.nodes:
+        if node.operator in DIVISIONS and node.tile.ttype.name == "float32":
+            divisor = graph.producer(node.inputs[1])
+            added = [graph.producer(value) for value in divisor.inputs] if divisor.operator == "add" else []
+            one = any(n.operator == "constant" and node_attributes(n)["value"] == 1 for n in added)
+            if one and any(n.operator in ("exp", "exp_ftz") for n in added):
+                found.append(node.name)
     return found
 
 

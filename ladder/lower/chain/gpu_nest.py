@@ -27,7 +27,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.approximation import approximable
 from ladder.lower.chain.clamping import clamped_axes
 from ladder.lower.chain.dialect import Dialect, Early
-from ladder.lower.chain.divisions import divisions_of_rows, quotient
+from ladder.lower.chain.divisions import divisions_of_rows, divisions_of_shares, quotient
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
@@ -118,10 +118,12 @@ class GpuNest(Nest):
         self.mapping, self.lanes = mapping, mapping.lanes
         self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)
         divided = [] if cheap or dialect.by_inverse is None else divisions_of_rows(graph)
+        near = None if cheap else dialect.by_near_inverse
         self.values.lowerings = {
             **dialect.functions,
             **(dialect.cheap if cheap else {}),
             **{f"%{name}": self.divided for name in divided},
+            **({} if near is None else {f"%{name}": near for name in divisions_of_shares(graph)}),
             **{f"%{n}": dialect.cheap[o] for n, o in approximable(graph).items() if o in dialect.cheap},
             **{f"%{node.name}": MULTIPLY for node in graph.nodes if is_exact_product(graph, node)},
             **{f"%{n.name}": divide_by_number for n in graph.nodes if is_division_by_number(graph, n)},

@@ -30,6 +30,7 @@ __forceinline__ __device__ float ladder_{name}(float x) {{
 """
 INSTRUCTIONS = {
     "reciprocal": "rcp.approx.ftz.f32",
+    "whole_reciprocal": "rcp.approx.f32",
     "power_of_two": "ex2.approx.ftz.f32",
     "whole_power_of_two": "ex2.approx.f32",
     "logarithm_of_two": "lg2.approx.f32",
@@ -218,6 +219,12 @@ ADD, SUBTRACT, MULTIPLY = map(scalars.unsigned, (operator.add, operator.sub, ope
 def by_inverse(x: Expr, divisor: Expr, inverse: Expr) -> Expr:
     """Return ``x / divisor`` of float32, given the reciprocal of the divisor, rounded to nearest even."""
     return b.call_inline("ladder_by_inverse", BY_INVERSE, "float32", x, divisor, inverse)
+
+
+def by_near_inverse(x: Expr, divisor: Expr) -> Expr:
+    """Return ``x / divisor`` of float32, of a divisor from 1 on, by an approximate reciprocal."""
+    divisor = scalars.kept(divisor)
+    return by_inverse(x, divisor, special("whole_reciprocal", divisor))
 
 
 def _log_of_sum(x: Expr, y: Expr) -> Expr:

@@ -35,6 +35,7 @@ def _flushed(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 SPECIAL: dict[str, Callable[[Array], Array]] = {
     "reciprocal": _flushed(lambda x: np.float32(1) / x),
+    "whole_reciprocal": lambda x: np.float32(1) / x,
     "power_of_two": _flushed(np.exp2),
     "whole_power_of_two": np.exp2,
     "logarithm_of_two": np.log2,

@@ -451,6 +451,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_halves", "cvt.rn.f16x2.f32 %0, %1, %2;", _words(_halves)),
     Helper(r"ladder_pack_(float16|bfloat16)", "cvt.rn.", _pack),
     Helper(r"ladder_(reciprocal|power_of_two)", ".approx.ftz.f32", special),
+    Helper(r"ladder_(whole_reciprocal)", "rcp.approx.f32 ", special),
     Helper(r"ladder_(whole_power_of_two)", "ex2.approx.f32 ", special),
     Helper(r"ladder_(logarithm_of_two)", "lg2.approx.f32 ", special),
     Helper(r"ladder_(quotient)", "div.full.f32 ", pair),
