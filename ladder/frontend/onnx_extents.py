@@ -220,6 +220,9 @@ def _scored(node: Asked) -> Found:
     return [*_rows(node), max(len(labels), 2)]
 
 
+COUNTED = ("com.microsoft::EmbedLayerNormalization", "com.microsoft::QEmbedLayerNormalization")
+"""Operators of whose further results the first is a number for each row of the first operand, int32."""
+
 RULES: Mapping[str, Rule] = {
     "ai.onnx.ml::TreeEnsembleRegressor": _voted,
     "ai.onnx.ml::TreeEnsemble": _voted,
@@ -240,6 +243,7 @@ RULES: Mapping[str, Rule] = {
     "STFT": _stft,
     "com.microsoft::MatMulNBits": lambda node: [*node.shapes[0][:-1], node.given["N"]],
     "com.microsoft::GatherBlockQuantized": _taken,
+    **dict.fromkeys(COUNTED, lambda node: [*node.shapes[0], node.shapes[2][1]]),
     "com.microsoft::GroupQueryAttention": _of_groups,
     "com.microsoft::MultiHeadAttention": _of_values,
     "com.microsoft::DecoderMaskedMultiHeadAttention": _of_values,
@@ -282,6 +286,7 @@ FURTHER: Mapping[str, Rule] = {
     "com.microsoft::DynamicQuantizeLSTM": lambda node: (_steps(node) or ())[1:],
     "ai.onnx.ml::TreeEnsembleClassifier": _scored,
     "MaxPool": _pooled,
+    **dict.fromkeys(COUNTED, lambda node: node.shapes[0][:1]),
 }
 """Operator -> rule for the shape of each further result, of the same type but for those of `FLOATS`."""
 
@@ -296,6 +301,8 @@ TYPED_BY: Mapping[str, Sequence[int]] = {
     "com.microsoft::QGemm": (8, 1),
     "com.microsoft::QAttention": (3,),
     "com.microsoft::GatherBlockQuantized": (2,),
+    "com.microsoft::EmbedLayerNormalization": (2,),
+    "com.microsoft::QEmbedLayerNormalization": (8,),
     "com.microsoft::QLinearConcat": (2,),
     "com.microsoft::LayerNormalization": (1,),
     "com.microsoft::SimplifiedLayerNormalization": (1,),
@@ -338,7 +345,10 @@ def completed(
     other = None if further is None else further(asked)
     if other is not None:
         of = onnx.TensorProto.INT64 if key == "MaxPool" else usual_code if key in FLOATS else code
-        result |= {name: tensor_info(of, other) for name in node.output[1:] if name}
+        names = node.output[1:]
+        if key in COUNTED:
+            of, names = onnx.TensorProto.INT32, names[:1]
+        result |= {name: tensor_info(of, other) for name in names if name}
     return result
 
 

@@ -140,6 +140,38 @@ def test_channels_are_as_many_as_a_stored_kernel_takes(channels: str, groups: in
         fast(torch.randn(1, 3 * groups + 1, 5, 5))
 
 
+def test_embeddings_of_codes_are_those_of_their_values() -> None:
+    """As onnxruntime's quantizer leaves the embeddings of an optimized BERT: one plan, for any batch."""
+    draw, opset = np.random.default_rng(9), '"" : 17, "com.microsoft" : 1'
+    sizes = {"w": (9, 8), "p": (6, 8), "k": (2, 8), "g": (8,), "b": (8,)}
+    codes = {name: draw.integers(0, 256, size).astype(np.uint8) for name, size in sizes.items()}
+    scale = {name: np.float32(draw.uniform(0.01, 0.1)) for name in sizes}
+    zero = {name: np.uint8(draw.integers(100, 150)) for name in sizes}
+    values = {name: (codes[name].astype("f4") - zero[name]) * scale[name] for name in sizes}
+
+    def model(operator: str, results: str, tables: dict[str, Any], numbers: str, **more: Any) -> Any:
+        body = f"e, m = com.microsoft.{operator}(i, s, w, p, k, g, b, {numbers}) y = Relu(e)"
+        found = model_of(
+            f"g (int32[n, 5] i, int32[n, 5] s, int32[n, 5] a) => ({results}) {{ {body} }}", opset
+        )
+        stored = {**tables, **more}
+        found.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items())
+        return ladder.compile(found)
+
+    names = [f"{name}_s" for name in sizes] + [f"{name}_z" for name in sizes]
+    given = dict(zip(names, [*scale.values(), *zero.values()], strict=True))
+    stated = "a, " + ", ".join(names)
+    fast = model("QEmbedLayerNormalization", "y, m", codes, stated, **given)
+    usual = model("EmbedLayerNormalization", "y, m", values, "a")
+    one = model("QEmbedLayerNormalization", "y", codes, stated, **given)
+    assert len(one.staged.stages) == 1
+    for rows in (3, 1):
+        ids, kinds, mask = (torch.from_numpy(draw.integers(0, n, (rows, 5)).astype("i4")) for n in (9, 2, 2))
+        for found, wanted in zip(fast(ids, kinds, mask), usual(ids, kinds, mask), strict=True):
+            assert torch.allclose(found, wanted, atol=1e-5)
+        assert torch.equal(one(ids, kinds, mask), fast(ids, kinds, mask)[0])
+
+
 def test_convolutions_of_codes_whose_channels_come_last() -> None:
     """As onnxruntime's optimizer leaves them behind QLinearConv of ONNX: one plan, for any batch."""
     window = "strides: ints = [2, 1], pads: ints = [1, 0, 1, 0]"

@@ -135,6 +135,27 @@ def _mean(op: Operation, x: Any) -> Any:
     return x.mean(axes, keepdim=bool(op.get("keepdims", 1)))
 
 
+def _embed_layer_norm(
+    op: Operation, ids: Any, segments: Any, words: Any, places: Any, kinds: Any, gamma: Any, beta: Any,
+    mask: Any, *numbers: Any,
+) -> Any:  # fmt: skip
+    """Add embeddings of words, positions and segments, and normalise.
+
+    numbers: Scales of the tables and of the factors and offsets, then their zero points.
+    """
+    scales, zeros = numbers[:5], (*numbers[5:], *[None] * 5)
+
+    def rows(at: int, table: Any, index: Any = ...) -> Any:
+        return _value(table[index], scales[at], zeros[at])
+
+    total = rows(0, words, ids.long()) + rows(1, places, torch.arange(ids.shape[1], device=ids.device))
+    if kinds is not None and segments is not None:
+        total = total + rows(2, kinds, segments.long())
+    found = F.layer_norm(total, total.shape[-1:], rows(3, gamma), rows(4, beta), op.get("epsilon", 1e-12))
+    counts = torch.zeros(ids.shape[0], dtype=torch.int32) if mask is None else mask.sum(1).to(torch.int32)
+    return found, counts
+
+
 def _concat(op: Operation, y_s: Any, y_z: Any, *parts: Any) -> Any:
     values = [_value(*parts[at : at + 3]) for at in range(0, len(parts), 3)]
     return _codes(torch.cat(values, op.get("axis")), y_s, y_z, code_of(parts[0]))
@@ -154,6 +175,7 @@ _MICROSOFT: Mapping[str, Run] = {
     "QLinearAveragePool": _unary(_last_channels(WINDOWS["AveragePool"])),
     "QLinearGlobalAveragePool": _unary(_last_channels(WINDOWS["GlobalAveragePool"])),
     "QLinearConcat": _concat,
+    "QEmbedLayerNormalization": _embed_layer_norm,
     "QLinearWhere": lambda op, condition, a, a_s, a_z, b, b_s, b_z, y_s, y_z: _codes(
         torch.where(condition, _value(a, a_s, a_z), _value(b, b_s, b_z)), y_s, y_z, code_of(a)
     ),
