@@ -14,7 +14,7 @@ from math import gcd
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.program import Layout, TileProgram, block_graph, operand_type
-from schedules.cpu_layout import LANES, UNIT, CpuLayout, cpu_layout
+from schedules.cpu_layout import LANES, UNIT, CpuLayout, bytes_group, cpu_layout
 from schedules.instructions import (
     BYTE_DIGITS,
     BYTE_SPLITS,
@@ -110,12 +110,13 @@ takes 0.42 to 0.65 of the time by two digits, float32 0.56 to 0.81 by three. bfl
 0.73 to 0.97 up to M = 2, by int8 0.58 to 0.95 up to M = 4; above 1.03 and more.
 """
 
-LEAST_BYTES_GROUP: Mapping[bool, int] = {False: 32, True: 64}
+LEAST_BYTES_GROUP: Mapping[bool, int] = {False: 16, True: 64}
 """Whether the device multiplies x as bfloat16 too, and codes have fewer than six bits -> columns of a group
 below which sums of bytes end too often.
 
 Measured on one core of a Zen 4, groups of 32, M = 1 to 16: float16 takes 0.56 to 0.75 of the time of products
-of floats, float32 0.72 to 0.88, bfloat16 by int8 0.69 to 0.84 up to M = 4, by int4 1.12.
+of floats, float32 0.72 to 0.88, bfloat16 by int8 0.69 to 0.84 up to M = 4, by int4 1.12; groups of 16, M = 1
+to 64: float16 0.59 to 0.86 by 2 to 6 bits, to 1.03 by 8 at M = 1, float32 0.74 to 0.91.
 """
 
 BYTES_IN_ORDER = (
@@ -340,7 +341,7 @@ def takes_bytes(gemm: Gemm, device: TileDevice, m: int, split: str) -> bool:
     wide = layout.bits >= RECIPES["extend"].least_bits
     if m > BYTES_UP_TO[split, beside][wide]:
         return False
-    least = LEAST_BYTES_GROUP[beside and not wide]
+    least = max(LEAST_BYTES_GROUP[beside and not wide], bytes_group(layout.bits))
     return least <= layout.padded_group <= columns_in_32_bits(form.largest, split)
 
 
