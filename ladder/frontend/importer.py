@@ -176,11 +176,9 @@ class Importer:
         node, ttype = self.g.node(value), self.ttype(value)
         if ttype not in HALVES or self.precise:
             return value
-        if node.operator == "convert" and self.ttype(node.inputs[0]) == "float32":
-            return self.g.add("convert", node.inputs[0], type=ttype, exact=True)
         while node.operator in VIEWS:
             node = self.g.node(node.inputs[0])
-        if node.operator in ("input", "constant"):
+        if node.operator in ("input", "constant", "call"):  # as it lies in memory
             return value
         return self.g.add("convert", self.cast(value, "float32"), type=ttype, exact=True)
 

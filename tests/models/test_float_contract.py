@@ -223,6 +223,20 @@ def test_steps_see_what_16_bits_hold(dtype: torch.dtype) -> None:
     assert not compiled.refused
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_steps_of_products_and_vectors_see_one_rounding(dtype: torch.dtype) -> None:
+    """Sums that float32 holds: in any order, and beside a vector, they are rounded to 16 bits once."""
+
+    def program(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+        found = F.linear(x, weight, bias)
+        return found.floor(), F.linear(x * 2, weight, bias) > 7.3, (x * 0.5 @ weight.T).round(), found
+
+    draw = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(size, 64, generator=draw).mul(8).round().div(8).to(dtype) for size in (24, 48))
+    bias = torch.randn(48, generator=draw).to(dtype)
+    assert_equal(twice(ladder.compile(program), x, weight, bias), program(x, weight, bias))
+
+
 def _widened(x: Any) -> tuple[Any, ...]:
     """What a program casts to 16 bits, moved, chosen or negated, and read as wider floats."""
     half, rows = x.bfloat16(), x.half().view(4, 4)
