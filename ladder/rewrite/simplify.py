@@ -27,6 +27,7 @@ from ladder.rewrite.identities import (
     ROW_SINKING,
 )
 from ladder.rewrite.merge import merge_all_but_windows, merge_equal
+from ladder.rewrite.partial_results import computed_in_part
 from ladder.rewrite.passes import Pass, rewriting, run_passes
 from ladder.rewrite.rules import Rules
 from ladder.rewrite.short_reductions import written_out
@@ -71,6 +72,7 @@ ATTENTION = (
 TURNING = rewriting("attention writes a token's heads side by side", TURNED)
 
 ROWS = (
+    Pass("compute parts of results", computed_in_part),
     Pass("write short reductions out", written_out),
     rewriting("functions of rows", ROW_SINKING + LAYOUT_FOLDING),
 )

@@ -118,6 +118,12 @@ def complete_iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return iou - (apart + alike * alike / (alike - iou + 1 + 1e-7))
 
 
+def thinned(x: torch.Tensor, bias: torch.Tensor, column: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of what is computed, a part is read, also where operands are broadcast."""
+    blurred = (x[:, 1:] + x[:, :-1]) * 0.5
+    return (x * bias + column)[1:, ::3, 5:13], blurred[:, ::2], x.exp()[..., :20] + bias[:20]
+
+
 def diffused(u: torch.Tensor) -> torch.Tensor:
     """Rows of 40 whose neighbours come from the other end."""
     around = sum(torch.roll(u, step, axis) for axis in (-1, -2) for step in (-1, 1))
@@ -153,6 +159,7 @@ KERNELS: dict[Callable[..., Any], tuple[int, tuple[tuple[int, ...], ...]]] = {
     spaced: (1, ((3, 40),)),
     rotations: (1, ((777, 4),)),
     complete_iou: (1, ((50, 4), (50, 4))),
+    thinned: (3, ((3, 7, 40), (40,), (7, 1))),
     diffused: (1, ((3, 5, 40),)),
     turned: (1, ((2, 6, 32), (32,), (6, 32), (6, 32))),
     symmetrized: (1, ((24, 24),)),
@@ -264,6 +271,12 @@ def test_borders_of_short_rows_are_decided_for_each_element() -> None:
     (part,) = planned(diffused, torch.randn(3, 5, 40))
     text = emit_chain(part.graph, DEVICE, "chain", ranked(part.graph, machine_of(DEVICE))[0].mapping).script()
     assert text.count("T.ptx.st(") == 1
+
+
+def test_what_nobody_reads_is_not_computed() -> None:
+    parts = planned(thinned, torch.randn(3, 7, 40), torch.randn(40), torch.randn(7, 1))
+    shapes = sorted(part.graph.tile(value).shape for part in parts for value in part.graph.outputs)
+    assert shapes == [(2, 3, 8), (3, 3, 40), (3, 7, 20)], shapes
 
 
 def test_halves_that_a_row_reads_elsewhere_come_in_vectors() -> None:

@@ -58,9 +58,11 @@ NARROW_TURNS, RESIDENT = 4, 2048
 LEAST_VECTORS = 4
 """Of a piece's middle from which on it is apart from what lies around it: each has code of its own."""
 
-BORDER, LEAST_BESIDE, SHORT_ROW = 8, 32, 256
-"""Elements of the last axis below which a piece is a border, at least of what lies beside it, and at most of
-a row whose borders are decided for each element: a piece is the work of other threads, or of another turn."""
+BORDER, LEAST_BESIDE = 8, 32
+"""Elements of the last axis below which a piece is a border, and at least of what lies beside it."""
+
+SHORT_ROW = 256
+"""Bytes of a row at most whose borders are decided for each element, rather than being pieces themselves."""
 
 MOST_OF_TURNS = 8
 """Elements of a vector up to which a thread reads several before it stores one."""
@@ -252,7 +254,7 @@ class VectorLoops:
             return [Piece(value, merged, width, 0, columns)]
         probes = tuple(self.nest.probe(f"p{axis}", extent) for axis, extent in enumerate(shape))
         cuts = self.nest.cuts(value, probes, probes[-1], shape[-1])
-        if self.are_short_beside_borders(cuts):
+        if self.are_short_beside_borders(value, cuts):
             return [Piece(value, 1, 1, 0, shape[-1])]
         if len(cuts) == 1 or self.nest.reductions() or self.works_apart():
             whole = all(isinstance(e, int) and e % width == 0 for piece in cuts for e in piece)
@@ -263,12 +265,14 @@ class VectorLoops:
             for part in self.around_vectors(value, start, stop)
         ]
 
-    def are_short_beside_borders(self, cuts: Sequence[tuple[Expr, Expr]]) -> bool:
+    def are_short_beside_borders(self, value: str, cuts: Sequence[tuple[Expr, Expr]]) -> bool:
         """Tell whether rows are short and end in borders, whose pieces would take longer than all rows."""
         if not all(isinstance(start, int) and isinstance(stop, int) for start, stop in cuts):
             return False
         lengths = [int(stop) - int(start) for start, stop in cuts]
-        return min(lengths) < BORDER and max(lengths) >= LEAST_BESIDE and sum(lengths) <= SHORT_ROW
+        size = BYTES.get(stored_type(self.nest.graph.tile(value).ttype.name), 4)
+        bordered = min(lengths) < BORDER and max(lengths) >= LEAST_BESIDE
+        return bordered and sum(lengths) * size <= SHORT_ROW
 
     def whole_axes(self, value: str) -> int:
         """Return the trailing axes of which a thread has all elements, where no vectors fit; 0: none."""
