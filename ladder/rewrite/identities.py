@@ -33,14 +33,21 @@ def _drop_same(match: Match) -> str | None:
 def _fold_converts(match: Match) -> str | None:
     """``convert(convert(x, a), b)`` -> ``convert(x, b)`` if type a holds all values of x.
 
-    Of one that rounds a value of its own type, in which a kernel may keep more, nothing would be left.
+    Of one that rounds a value of its own type, in which a kernel may keep more, nothing would be left, unless
+    that has been rounded.
     """
     middle, source = match.tile("inner").ttype.name, match.tile("x").ttype.name
     attributes: dict[str, Any] = dict(match.root.attributes)
-    rounds = attributes.get("exact", False) and source == match.root.tile.ttype.name
-    if rounds or not _holds(middle, source):
+    if not _holds(middle, source):
         return None
+    if attributes.get("exact", False) and source == match.root.tile.ttype.name:
+        return match["x"] if _is_rounded(match.builder.node(match["x"])) else None
     return match.builder.add("convert", match["x"], level=match.root.tile.level, **attributes)
+
+
+def _is_rounded(node: Node) -> bool:
+    """Tell whether a value has been rounded to its type where it was made."""
+    return node.operator == "convert" and bool(dict(node.attributes).get("exact", False))
 
 
 CONVERT_FOLDING: Rules = (

@@ -148,14 +148,15 @@ def shuffled(bits: int) -> str:
     return register_type(TType(f"shuffled{bits}", bits, decode)).name
 
 
-SHUFFLED = [shuffled(bits) for bits in (3, 5, 6)]
-
-
 @BYTES
-@pytest.mark.parametrize("weight", ["int3", "uint5", "int6", "uint7", "int7", "fp6_e2m3", *SHUFFLED])
+@pytest.mark.parametrize("weight", ["int3", "uint5", "int6", "uint7", "int7", "fp6_e2m3", 3, 5, 6])
 @pytest.mark.parametrize("group", [16, 20, 64])
-def test_codes_of_several_planes_are_bytes(weight: str, group: int) -> None:
-    """Bits of a code lie in words of their own; every code occurs, and columns that divide nothing."""
+def test_codes_of_several_planes_are_bytes(weight: str | int, group: int) -> None:
+    """Bits of a code lie in words of their own; every code occurs, and columns that divide nothing.
+
+    weight: A type, or the bits of one that is looked up.
+    """
+    weight = shuffled(weight) if isinstance(weight, int) else weight
     for activation, output, zero in (("float16", "float16", "none"), ("float32", "float32", "float")):
         case = problem(weight, activation, 37, 131, group, zero=zero, output=output)
         core = "avx512_vnni8" if output == "float32" else "avx512_vnni8x2"

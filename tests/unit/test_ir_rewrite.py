@@ -62,6 +62,17 @@ def test_converts_fold_only_where_nothing_is_lost(types, left):
     assert result.tile(result.outputs[0]).ttype.name == types[-1]
 
 
+@pytest.mark.parametrize(("first", "left"), [(True, 1), (False, 2)])
+def test_what_is_rounded_is_not_rounded_again(first: bool, left: int) -> None:
+    """What a kernel may keep wide is: of it, the second rounding is the first."""
+    build = GraphBuilder("chain")
+    half = build.add("convert", build.input("x", "float32", (4, 8)), type="float16", exact=first)
+    again = build.add("convert", build.add("convert", half, type="float32"), type="float16", exact=True)
+    graph = rewrite(build.finish(again), CONVERT_FOLDING)
+    assert [dict(n.attributes).get("exact") for n in graph.nodes if n.tile.ttype.name == "float16"][-1]
+    assert sum(n.tile.ttype.name == "float16" for n in graph.nodes) == left
+
+
 @pytest.mark.parametrize(
     ("operator", "ttype", "number", "shape", "stays"),
     [
