@@ -25,8 +25,8 @@ def view_chain(graph: Graph, value: str, stored: Container[str] = ()) -> tuple[l
 def is_inlined(graph: Graph, node: Node) -> bool:
     """Tell whether every reader computes a node for itself.
 
-    Views, numbers, counts, and conversions to wider types or of counts or what the model is given: storing
-    would cost more.
+    Views, numbers, counts, and conversions to wider types, of counts, of what the model is given, or of what
+    had their type before it was widened: storing would cost more.
     """
     if engine(node) in ("view", "leaf") or node.operator == "iota":
         return True
@@ -35,6 +35,7 @@ def is_inlined(graph: Graph, node: Node) -> bool:
     before, after = graph.tile(node.inputs[0]).ttype, node.tile.ttype
     source = graph.producer(node.inputs[0])
     given = engine(source) == "input" or source.operator == "iota"
+    given = given or (source.operator == "convert" and graph.tile(source.inputs[0]).ttype == after)
     return not before.is_block and (given or after.elem_bits >= before.elem_bits)
 
 

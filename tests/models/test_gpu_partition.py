@@ -302,6 +302,23 @@ def test_divided_by_a_number_as_eager_does_on_gpus(divisor: float) -> None:
     np.testing.assert_array_equal(values[part.outputs[0]], wanted)
 
 
+def test_quotients_by_numbers_are_rounded_by_themselves() -> None:
+    """A product that is added in one step would not be rounded as eager's quotient is."""
+    (part,) = planned(lambda x: x / 0.1 - 3.0, torch.randn(64))
+    text = emit_chain(part.graph, DEVICE, "chain", ranked(part.graph, machine_of(DEVICE))[0].mapping).script()
+    assert "ladder_product" in text
+
+
+def test_places_of_extremes_of_rounded_products_take_no_kernel_to_round() -> None:
+    """What is rounded to the type that a product stores costs no kernel."""
+
+    def chosen(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (h @ w).view(1, 1, -1)[:, -1:].argmax(-1)
+
+    parts = planned(chosen, torch.randn(1, 8).half(), torch.randn(8, 128256).half())
+    assert [part.kind for part in parts].count("chain") == 3, [part.operators for part in parts]
+
+
 def test_bytes_are_turned_through_shared_memory() -> None:
     build = GraphBuilder("chain")
     codes = build.input("x", "uint8", (64, 128))

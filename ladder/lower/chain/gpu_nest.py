@@ -77,14 +77,17 @@ def is_division_by_number(graph: Graph, node: Node) -> bool:
     return node.operator == "div" and graph.producer(graph.unconverted(node.inputs[1])).operator == "constant"
 
 
-def divide_by_number(a: Expr, b: Expr) -> Expr:
-    """Return ``a`` times the rounded reciprocal of a known ``b``: eager PyTorch divides so on GPUs."""
+def divide_by_number(multiply: Callable[..., Expr], a: Expr, b: Expr) -> Expr:
+    """Return ``a`` times the rounded reciprocal of a known ``b``: eager PyTorch divides so on GPUs.
+
+    multiply: Makes a product that is rounded by itself.
+    """
     number = scalars.known(b)
     if number is None:
         return scalars.divide(a, b)
     with np.errstate(divide="ignore", over="ignore"):
         reciprocal = 1 / np.dtype(str(b.ty.dtype)).type(number)
-    return scalars.multiply(a, scalars.like(b, float(reciprocal)))
+    return multiply(a, scalars.like(b, float(reciprocal)))
 
 
 SLOTS = 32
@@ -119,6 +122,7 @@ class GpuNest(Nest):
         self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)
         divided = [] if cheap or dialect.by_inverse is None else divisions_of_rows(graph)
         near = None if cheap else dialect.by_near_inverse
+        by_number = partial(divide_by_number, dialect.functions.get("mul", scalars.multiply))
         self.values.lowerings = {
             **dialect.functions,
             **(dialect.cheap if cheap else {}),
@@ -126,7 +130,7 @@ class GpuNest(Nest):
             **({} if near is None else {f"%{name}": near for name in divisions_of_shares(graph)}),
             **{f"%{n}": dialect.cheap[o] for n, o in approximable(graph).items() if o in dialect.cheap},
             **{f"%{node.name}": MULTIPLY for node in graph.nodes if is_exact_product(graph, node)},
-            **{f"%{n.name}": divide_by_number for n in graph.nodes if is_division_by_number(graph, n)},
+            **{f"%{n.name}": by_number for n in graph.nodes if is_division_by_number(graph, n)},
         }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.values.encoded, self.values.row_number = dialect.encoded, dialect.row_number
