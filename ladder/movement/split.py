@@ -13,6 +13,8 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from math import ceil, inf
 
+import numpy as np
+
 from ladder.ir.build import GraphBuilder, node_attributes, transformed
 from ladder.ir.extents import Shape, product
 from ladder.ir.gemm_graph import as_type
@@ -215,10 +217,10 @@ def _first_step(builder: GraphBuilder, node: Node, value: str, parts: int) -> st
 
 def _neutral(node: Node) -> float:
     """Return what fills the last part: it changes no sum, and is no more than any number."""
-    ttype = node.tile.ttype
+    name = node.tile.ttype.name
     if node.operator == "reduce_sum":
         return 0.0
-    return float(ttype.minimum) if ttype.is_integer else -inf
+    return float(np.iinfo(name).min) if name.startswith(("int", "uint")) else -inf
 
 
 def _in_parts(builder: GraphBuilder, node: Node, value: str, parts: int) -> str:

@@ -302,6 +302,17 @@ def test_divided_by_a_number_as_eager_does_on_gpus(divisor: float) -> None:
     np.testing.assert_array_equal(values[part.outputs[0]], wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8])
+def test_extremes_of_integers_whose_last_part_is_filled_up(dtype: torch.dtype) -> None:
+    """What fills it is no more than any of the type."""
+    x = torch.randint(5, 100, (131101,), generator=torch.Generator().manual_seed(0))
+    x = (x if dtype == torch.uint8 else -x * (1 << (8 * dtype.itemsize - 8))).to(dtype)
+    parts = planned(lambda x: x.amax(), x)
+    values = {next(iter(parts[0].inputs)): x.numpy()}
+    run(parts, values)
+    assert int(values[parts[-1].outputs[0]].item()) == int(x.max())
+
+
 def test_quotients_by_numbers_are_rounded_by_themselves() -> None:
     """A product that is added in one step would not be rounded as eager's quotient is."""
     (part,) = planned(lambda x: x / 0.1 - 3.0, torch.randn(64))
