@@ -35,15 +35,14 @@ def computed_in_part(graph: Graph) -> Graph:
 def _reads_little(graph: Graph, node: Node, readers: Counter[str]) -> bool:
     """Tell whether a slice leaves most of what is computed by element for it alone."""
     whole = graph.producer(node.inputs[0])
-    if readers[whole.name] > 1 or not (
-        get_operator(whole.operator).elementwise or whole.operator == "convert"
-    ):
+    by_element = get_operator(whole.operator).elementwise or whole.operator == "convert"
+    if not by_element or readers[whole.name] > 1:
         return False
     extents = (*node.tile.shape, *whole.tile.shape, *node_attributes(node)["begin"])
     if not all(isinstance(extent, int) for extent in extents):
         return False
-    part, all_of_it = int(str(product(node.tile.shape))), int(str(product(whole.tile.shape)))
-    return 0 < part * LEAST_UNREAD <= all_of_it
+    read, made = int(product(node.tile.shape)), int(product(whole.tile.shape))
+    return 0 < read * LEAST_UNREAD <= made
 
 
 def _of_slices(builder: GraphBuilder, node: Node, value: str) -> str:

@@ -64,7 +64,7 @@ def test_converts_fold_only_where_nothing_is_lost(types, left):
 
 @pytest.mark.parametrize(("first", "left"), [(True, 1), (False, 2)])
 def test_what_is_rounded_is_not_rounded_again(first: bool, left: int) -> None:
-    """What a kernel may keep wide is: of it, the second rounding is the first."""
+    """Of a half that a kernel may keep wider, the second conversion is the first that rounds."""
     build = GraphBuilder("chain")
     half = build.add("convert", build.input("x", "float32", (4, 8)), type="float16", exact=first)
     again = build.add("convert", build.add("convert", half, type="float32"), type="float16", exact=True)

@@ -8,15 +8,11 @@ some types have no loads under conditions.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
-
-from tvm import tirx
-from tvm.tirx.analysis import undefined_vars
 
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.lower import Expr
-from ladder.lower.chain.indices import Index
+from ladder.lower.chain.indices import Index, variables_of
 from ladder.partition.rows import REDUCTIONS, operand_index
 
 
@@ -57,12 +53,8 @@ def spread_values(graph: Graph) -> frozenset[str]:
 
 def is_read_under(index: Index, conditions: Sequence[Expr]) -> bool:
     """Tell whether where something is read depends on what conditions look at."""
-    looked_at = {var for condition in conditions for var in _variables(condition)}
-    return any(not looked_at.isdisjoint(_variables(part)) for part in index)
-
-
-def _variables(expression: Expr) -> Sequence[Any]:
-    return [] if isinstance(expression, int) else undefined_vars(tirx.Evaluate(expression), [])
+    looked_at = {var for condition in conditions for var in variables_of(condition)}
+    return any(not looked_at.isdisjoint(variables_of(part)) for part in index)
 
 
 def every_axis(graph: Graph) -> Mapping[str, frozenset[int]]:

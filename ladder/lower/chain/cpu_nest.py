@@ -17,7 +17,6 @@ from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.chain.clamping import every_axis
 from ladder.lower.chain.conversions import round_through
 from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
@@ -52,7 +51,6 @@ class CpuNest(Nest):
             "round": nearest,
         }
         self.values.rounded = self.rounded
-        self.values.clamped = every_axis(self.graph)
         self.lane: tuple[Expr, int] = (0, 1)
         """Which lane of how many is being emitted."""
         self.turned: dict[Any, Expr] = {}

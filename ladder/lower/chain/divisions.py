@@ -1,9 +1,10 @@
-"""Quotients by a number that a row shares, and by numbers from 1 on: by reciprocals, as exact as divisions.
+"""Quotients by way of reciprocals: by known numbers, by a number that a row shares, by numbers from 1 on.
 
-A row's reciprocal is computed once for all elements that a thread has. Each quotient is corrected by what it
-leaves of the dividend (Markstein, Computation of elementary functions on the IBM RISC System/6000 processor,
-1990), in two steps that a division takes as well; of dividends so small that what is left has too few bits,
-the last place may differ. Divisors near the ends of float32's range are scaled first.
+The first are as eager PyTorch has them on GPUs, the others as exact as divisions. A row's reciprocal is
+computed once for all elements that a thread has. Each quotient is corrected by what it leaves of the dividend
+(Markstein, Computation of elementary functions on the IBM RISC System/6000 processor, 1990), in two steps
+that a division takes as well; of dividends so small that what is left has too few bits, the last place may
+differ. Divisors near the ends of float32's range are scaled first.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import tvm_ffi
 from tvm.script import tirx as T
 
@@ -30,6 +32,25 @@ ONE = ((), (1,))
 
 FAR, SCALE = 2.0**96, 2.0**64
 """Within FAR, and its inverse, divisors stay as they are; others are multiplied by SCALE, or its inverse."""
+
+
+def divisions_by_numbers(graph: Graph) -> list[str]:
+    """Return the nodes that divide by a known number."""
+    divisors = {n.name: graph.unconverted(n.inputs[1]) for n in graph.nodes if n.operator == "div"}
+    return [name for name, value in divisors.items() if graph.producer(value).operator == "constant"]
+
+
+def by_number(multiply: Callable[[Expr, Expr], Expr], x: Expr, divisor: Expr) -> Expr:
+    """Return ``x`` times the rounded reciprocal of a known divisor: eager PyTorch divides so on GPUs.
+
+    multiply: Makes a product that is rounded by itself.
+    """
+    number = scalars.known(divisor)
+    if number is None:
+        return scalars.divide(x, divisor)
+    with np.errstate(divide="ignore", over="ignore"):
+        reciprocal = 1 / np.dtype(str(divisor.ty.dtype)).type(number)
+    return multiply(x, scalars.like(divisor, float(reciprocal)))
 
 
 def divisions_of_rows(graph: Graph) -> list[str]:

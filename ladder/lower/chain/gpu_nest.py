@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
 from typing import Any
 
-import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -27,7 +26,13 @@ from ladder.lower import builder as b
 from ladder.lower.chain.approximation import approximable
 from ladder.lower.chain.clamping import clamped_axes
 from ladder.lower.chain.dialect import Dialect, Early
-from ladder.lower.chain.divisions import divisions_of_rows, divisions_of_shares, quotient
+from ladder.lower.chain.divisions import (
+    by_number,
+    divisions_by_numbers,
+    divisions_of_rows,
+    divisions_of_shares,
+    quotient,
+)
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
@@ -71,25 +76,6 @@ LEAST_SHARING = 4
 MULTIPLY = scalars.unsigned(operator.mul)
 """A product that compilers may add to something in one step."""
 
-
-def is_division_by_number(graph: Graph, node: Node) -> bool:
-    """Tell whether a node divides by a number that is known."""
-    return node.operator == "div" and graph.producer(graph.unconverted(node.inputs[1])).operator == "constant"
-
-
-def divide_by_number(multiply: Callable[..., Expr], a: Expr, b: Expr) -> Expr:
-    """Return ``a`` times the rounded reciprocal of a known ``b``: eager PyTorch divides so on GPUs.
-
-    multiply: Makes a product that is rounded by itself.
-    """
-    number = scalars.known(b)
-    if number is None:
-        return scalars.divide(a, b)
-    with np.errstate(divide="ignore", over="ignore"):
-        reciprocal = 1 / np.dtype(str(b.ty.dtype)).type(number)
-    return multiply(a, scalars.like(b, float(reciprocal)))
-
-
 SLOTS = 32
 """Words that reductions over a block have in one kernel; each has its own, so one barrier is enough."""
 
@@ -122,7 +108,7 @@ class GpuNest(Nest):
         self.vectors = Vectors(dialect, graph, self.values, self.buffers, self.address)
         divided = [] if cheap or dialect.by_inverse is None else divisions_of_rows(graph)
         near = None if cheap else dialect.by_near_inverse
-        by_number = partial(divide_by_number, dialect.functions.get("mul", scalars.multiply))
+        numbered = partial(by_number, dialect.functions["mul"])
         self.values.lowerings = {
             **dialect.functions,
             **(dialect.cheap if cheap else {}),
@@ -130,7 +116,7 @@ class GpuNest(Nest):
             **({} if near is None else {f"%{name}": near for name in divisions_of_shares(graph)}),
             **{f"%{n}": dialect.cheap[o] for n, o in approximable(graph).items() if o in dialect.cheap},
             **{f"%{node.name}": MULTIPLY for node in graph.nodes if is_exact_product(graph, node)},
-            **{f"%{n.name}": by_number for n in graph.nodes if is_division_by_number(graph, n)},
+            **{f"%{name}": numbered for name in divisions_by_numbers(graph)},
         }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.values.encoded, self.values.row_number = dialect.encoded, dialect.row_number

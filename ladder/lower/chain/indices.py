@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
+from tvm.tirx.analysis import undefined_vars
 
 from ladder.lower import Expr
 from tile_types.tile import Extent
@@ -122,6 +123,11 @@ _EXTENTS: Mapping[str, Callable[[Any, Any], Any]] = {
     "min": tirx.min,
 }
 """Functions in extents, as expressions."""
+
+
+def variables_of(expression: Expr) -> Sequence[Any]:
+    """Return the variables that an expression depends on."""
+    return [] if isinstance(expression, int) else undefined_vars(tirx.Evaluate(expression), [])
 
 
 def is_long(expression: Expr) -> bool:

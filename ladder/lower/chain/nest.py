@@ -20,7 +20,7 @@ from ladder.ir.starts import start_names
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import computed_type, stored_type
-from ladder.lower.chain.indices import Index, is_same
+from ladder.lower.chain.indices import Index, is_same, variables_of
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.values import Values
 from ladder.partition.elements import FLOATS8
@@ -321,12 +321,8 @@ def least(name: str) -> Expr:
 
 def uses(expression: Expr, variables: Sequence[Any]) -> bool:
     """Tell whether an expression depends on one of some variables."""
-    if isinstance(expression, int) or not variables:
-        return False
-    from tvm.tirx.analysis import undefined_vars
-
-    found = undefined_vars(tirx.Evaluate(expression), [])
-    return any(any(var.same_as(variable) for variable in variables) for var in found)
+    found = variables_of(expression) if variables else ()
+    return any(var.same_as(variable) for var in found for variable in variables)
 
 
 def is_zero(value: Expr) -> bool:

@@ -24,7 +24,7 @@ from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
 from ladder.lower.chain import gathers
-from ladder.lower.chain.clamping import clamped_axes, is_read_under, spread_values
+from ladder.lower.chain.clamping import every_axis, is_read_under, spread_values
 from ladder.lower.chain.conversions import converted, encoded, round_through
 from ladder.lower.chain.element_types import computed_type
 from ladder.lower.chain.indices import Index, Indices, is_long, is_same
@@ -73,8 +73,8 @@ class Values(Indices):
         """Whether only the loads count: reductions need no cells then."""
         self.keep: Callable[[Expr], Expr] | None = None
         """Puts what several nodes read into a register; None where nothing may be emitted."""
-        self.clamped = clamped_axes(self.graph, ())
-        """Axes along which a value's positions are brought inside."""
+        self.clamped = every_axis(self.graph)
+        """Axes along which a value's positions are brought inside; fewer where loads are under conditions."""
         readers = [value for node in self.graph.nodes for value in node.inputs]
         self.shared = {value for value in readers if readers.count(value) > 1}
         self.spread = spread_values(self.graph)
