@@ -23,7 +23,7 @@ from ladder.ir.ops import get_operator
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import HELD, MOST_ROW_THREADS
 from ladder.movement.model import Machine, predicted
-from ladder.movement.split_softmax import Sum, in_parts, of_parts, sums_of_exponentials
+from ladder.movement.split_softmax import Sum, in_equal_parts, in_parts, of_parts, sums_of_exponentials
 from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
 from ladder.partition.partition import readers
 from ladder.partition.rows import REDUCTIONS
@@ -203,15 +203,8 @@ def _alone(graph: Graph, node: Node) -> Graph:
 
 def _first_step(builder: GraphBuilder, node: Node, value: str, parts: int) -> str:
     """Return the reductions of all parts: of an axis more, or the same, than the node's result without it."""
-    shape = builder.tile(value).known_shape
-    axis = node_attributes(node)["axis"] % len(shape)
-    length = -(-shape[axis] // parts)
-    beyond = length * parts - shape[axis]
-    if beyond:
-        low = (0,) * len(shape)
-        high = tuple(beyond if at == axis else 0 for at in range(len(shape)))
-        value = builder.add("pad", value, low=low, high=high, value=_neutral(node))
-    value = builder.add("reshape", value, shape=(*shape[:axis], parts, length, *shape[axis + 1 :]))
+    axis = node_attributes(node)["axis"] % len(builder.tile(value).shape)
+    value = in_equal_parts(builder, value, axis, parts, _neutral(node))
     return builder.add(node.operator, value, axis=axis + 1, keep=False)
 
 

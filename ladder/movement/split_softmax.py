@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -135,8 +136,8 @@ def in_parts(graph: Graph, counts: Mapping[str, int]) -> Graph:
 
 def of_parts(builder: GraphBuilder, one: Sum, value: str, count: int) -> Parts:
     """Add what is found of the parts of rows."""
-    rows = _rows(builder, value, count)
-    last, kind = len(builder.tile(rows).shape) - 1, builder.tile(rows).ttype.name
+    last, kind = len(builder.tile(value).shape), builder.tile(value).ttype.name
+    rows = in_equal_parts(builder, value, last - 1, count, -inf)  # below every number
     maxima = builder.add("reduce_max", rows, axis=last, keep=True)
     most = float(np.finfo(kind).max)
     finite = builder.add("maximum", maxima, builder.add("constant", value=-most, type=kind))
@@ -145,14 +146,14 @@ def of_parts(builder: GraphBuilder, one: Sum, value: str, count: int) -> Parts:
     return Parts(maxima, finite, builder.add("reduce_sum", powers, axis=last, keep=True))
 
 
-def _rows(builder: GraphBuilder, value: str, count: int) -> str:
-    """Return rows in parts of equal length: an axis more; what is missing is below every number."""
-    *front, columns = builder.tile(value).known_shape or ()
-    length = -(-columns // count)
-    if beyond := length * count - columns:
-        low, high = (0,) * (len(front) + 1), (*(0,) * len(front), beyond)
-        value = builder.add("pad", value, low=low, high=high, value=float("-inf"))
-    return builder.add("reshape", value, shape=(*front, count, length))
+def in_equal_parts(builder: GraphBuilder, value: str, axis: int, count: int, filler: float) -> str:
+    """Return a value with an axis in parts of equal length, an axis more; the last is filled up."""
+    shape = builder.tile(value).known_shape
+    length = -(-shape[axis] // count)
+    if beyond := length * count - shape[axis]:
+        high = tuple(beyond if at == axis else 0 for at in range(len(shape)))
+        value = builder.add("pad", value, low=(0,) * len(shape), high=high, value=filler)
+    return builder.add("reshape", value, shape=(*shape[:axis], count, length, *shape[axis + 1 :]))
 
 
 def _over_parts(builder: GraphBuilder, node: Node, value: str) -> str:
