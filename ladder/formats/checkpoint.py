@@ -35,12 +35,11 @@ from ladder.formats.beside import (
     require_no_transforms,
     require_nothing_else,
     scaled_by,
-    warn_of_attention,
 )
-from ladder.formats.files import Arrays, MappedFile, Stored, read_json, read_safetensors, read_shards, require
-from ladder.formats.gguf import SPLIT, read_gguf
-from ladder.formats.layer import AUTO_ROUND, GENERIC, SCALES, Format, Layer, Loaded, Rule, Shape
-from ladder.formats.pickled import read_pickled
+from ladder.formats.files import Arrays, MappedFile, Stored, require
+from ladder.formats.folders import METHOD, arrays_of, config_of, file_of
+from ladder.formats.gguf import read_gguf
+from ladder.formats.layer import GENERIC, SCALES, Format, Layer, Loaded, Rule, Shape
 from ladder.runtime.threads import kernels_alone
 from tile_types.errors import (
     CacheError,
@@ -86,28 +85,6 @@ FORMATS = (
     native.FORMAT,
 )
 """In the order in which they are tried."""
-
-CONFIGS = (
-    ("config.json", "quantization_config"),
-    ("config.json", "quantization"),
-    ("quantize_config.json", ""),
-    ("quant_config.json", ""),
-    ("hf_quant_config.json", "quantization"),
-)
-"""File of a folder -> the key that describes the quantization; empty for the whole file. The last is
-ModelOpt's, which names no method."""
-
-NESTED = "quantization_config"
-"""Key of `CONFIGS` that may lie in a part of a configuration, such as ``text_config``."""
-
-METHOD = "quant_method"
-"""Entry of a configuration: the name of the tool or its method."""
-
-MLX, MLX_NESTED = "mlx", "quantization"
-"""End of AutoRound's name of MLX's packing, and the entry in which MLX describes its codes."""
-
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-ENDINGS = (".safetensors", ".gguf", ".pt", ".bin", ".pth")
 
 DAMAGE = (LadderError, ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError, MemoryError)
 """Exceptions of a contradiction that no check foresaw."""
@@ -269,7 +246,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Parameters
     ----------
     path
-        A folder with ``model.safetensors`` or one other file (and its ``config.json``), an index of shards,
+        A folder with ``model.safetensors``, one other file or an index of shards, an index itself,
         or one file: ``.safetensors``, ``.gguf`` (of a split model, any of its files), or ``.pt`` and ``.bin``
         of tensors, which are unpickled as data only.
 
@@ -284,73 +261,17 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     found = path_of(path, "a checkpoint")
     require(os.fspath(path) != "" and os.path.exists(found), f"there is no checkpoint at {path}")
-    file = _file_of(found) if found.is_dir() else found
+    file = file_of(found) if found.is_dir() else found
     if file.suffix == ".gguf":
         model = read_gguf(file)
         return Checkpoint(found, model.layers, model.plain, metadata=model.metadata)
-    arrays = _arrays(file)
+    arrays = arrays_of(file)
     config = config_of(found if found.is_dir() else found.parent)
     try:
         layers, plain = assign(arrays, config)
     except CheckpointError as error:
         raise CheckpointError(f"{found}: {error}") from error
     return Checkpoint(found, layers, plain, config, arrays.metadata)
-
-
-def _file_of(folder: Path) -> Path:
-    """Return the one file, or index, that a folder's tensors are read from."""
-    if (folder / INDEX).exists():
-        return folder / INDEX
-    files = sorted(file for file in folder.iterdir() if file.suffix in ENDINGS)
-    safe = [file for file in files if file.suffix == ".safetensors"]
-    chosen = [file for file in safe if file.name == WHOLE] or safe or files
-    split = {match and (match[1], match[3]) for match in map(SPLIT.fullmatch, (each.name for each in chosen))}
-    require(len(chosen) > 0, f"{folder} holds no file of {', '.join(ENDINGS)}")
-    one = len(chosen) == 1 or (len(split) == 1 and None not in split)
-    require(one, f"{folder} holds several files and no {INDEX}; name one of them")
-    return chosen[0]
-
-
-def _arrays(path: Path) -> Arrays:
-    if path.suffix == ".json":
-        return read_shards(path)
-    if path.suffix == ".safetensors":
-        return read_safetensors(path)
-    require(path.suffix in ENDINGS, f"{path} is none of {', '.join(ENDINGS)}, nor a folder or an index")
-    return read_pickled(path)
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    """Return what a folder says of its quantization; empty if it says nothing."""
-    for name, key in CONFIGS:
-        if (folder / name).is_file():
-            content = read_json(folder / name)
-            warn_of_attention(folder / name, content)
-            found = _under(content, key, folder / name) if key else content
-            if found.get(METHOD) in AUTO_ROUND and str(found.get("packing_format", "")).endswith(MLX):
-                return _as_mlx(found, _under(content, MLX_NESTED, folder / name))
-            if found:
-                return {METHOD: "modelopt", **found} if name.startswith("hf_") else found
-    return {}
-
-
-def _as_mlx(found: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of what AutoRound packs as MLX does: MLX's own, which stands beside it."""
-    others = {key: value for key, value in found.items() if key not in (METHOD, "packing_format")}
-    return {**others, **stated}
-
-
-def _under(content: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
-    """Return an entry of a configuration, or the one of its parts (``text_config`` of several modalities).
-
-    Raises CheckpointError if it is no object, or parts have several.
-    """
-    nested = content.values() if key == NESTED else ()
-    parts = [part[key] for part in nested if isinstance(part, dict) and part.get(key)]
-    found = content.get(key) or (parts[0] if parts else {})
-    require(isinstance(found, dict), f"{file}: {key} is {str(found)[:80]!r}")
-    require(content.get(key) or all(part == found for part in parts), f"{file} has several {key}")
-    return dict(found)
 
 
 def assign(

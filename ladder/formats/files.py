@@ -285,25 +285,3 @@ def _require_adjacent(file: MappedFile, stored: Iterable[Stored], end: int) -> N
         require(begin == end, f"{where} begins {begin - end} bytes after the one before it")
         end = after
     require(end == file.size, f"{file.path} has {file.size - end} bytes that belong to no tensor")
-
-
-def read_shards(index: Path) -> Arrays:
-    """Read the files that an index names (``*.safetensors.index.json``).
-
-    Raises CheckpointError if a file is missing, lies outside of the folder, or lacks what it should hold.
-    """
-    weight_map = read_json(index, unique=True).get("weight_map")
-    require(isinstance(weight_map, dict) and bool(weight_map), f"{index} has no weight_map")
-    assert isinstance(weight_map, dict)
-    files: dict[str, Arrays] = {}
-    stored: dict[str, Stored] = {}
-    metadata: dict[str, str] = {}
-    for name, shard in weight_map.items():
-        require(isinstance(shard, str) and Path(shard).name == shard, f"{index}: {shard!r} is no file name")
-        if shard not in files:
-            require(len(files) < 10_000, f"{index} names too many files")
-            files[shard] = read_safetensors(index.parent / shard)
-            metadata |= files[shard].metadata
-        require(name in files[shard], f"{index.parent / shard} lacks the tensor {name!r} of {index.name}")
-        stored[name] = files[shard][name]
-    return Arrays(stored, metadata)

@@ -184,7 +184,7 @@ def _infos(cursor: Cursor, count: int) -> Iterator[_Info]:
     for _ in range(count):
         name, axes = cursor.text(MOST_NAME), cursor.number("I")
         require_name(name, cursor.file.path)
-        require(1 <= axes <= MOST_DIMENSIONS, f"{cursor.file.path}: tensor {name!r} has {axes} dimensions")
+        require(axes <= MOST_DIMENSIONS, f"{cursor.file.path}: tensor {name!r} has {axes} dimensions")
         extents = tuple(cursor.number("Q") for _ in range(axes))
         require(math.prod(extents) < 1 << 48, f"{cursor.file.path}: tensor {name!r} has the shape {extents}")
         yield _Info(name, extents[::-1], cursor.number("I"), cursor.number("Q"))

@@ -13,8 +13,9 @@ import torch
 from ladder.api.linear import LINEAR_OPTIONS, Linear
 from ladder.api.linear_modules import is_linear
 from ladder.api.stored_weight import TYPES
-from ladder.formats.checkpoint import Checkpoint, assign, config_of, load_checkpoint
+from ladder.formats.checkpoint import Checkpoint, assign, load_checkpoint
 from ladder.formats.files import Arrays, read_json, read_safetensors
+from ladder.formats.folders import config_of
 from ladder.formats.quanto import regrouped
 from tile_types import QuantizedTensor, TType
 from tile_types.errors import CheckpointError, DTypeError, unknown_name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,3 +330,10 @@ def test_what_gemma_says_is_checked(config: dict[str, Any], says: str, tmp_path:
     stored(tmp_path, arrays, {"quant_method": "gemma", "module_quant_configs": {r"a\d+\.": {}}})
     with pytest.raises(ladder.CheckpointError, match=says):
         stored(tmp_path, arrays, {"quant_method": "gemma", **config})
+
+
+def test_a_tensor_of_gguf_without_axes_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "number.gguf"
+    start = b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 1, 0, 1, b"a", 0, 0, 0)  # float32 at offset 0
+    path.write_bytes(start + bytes(-len(start) % 32) + struct.pack("<f", 2.5) + bytes(28))
+    assert torch.equal(ladder.load_checkpoint(path)["a"], torch.tensor(2.5))
