@@ -45,6 +45,9 @@ METADATA = frozenset(
 IN_PLACE = frozenset(f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"))
 """Operators of Python that write their first operand."""
 
+SETTERS = (_TENSOR.data.__set__,)
+"""What gives a tensor other values than those of its memory; no graph of torch's own capture has it."""
+
 OF_AUTOGRAD = frozenset({"requires_grad_", "detach_", "share_memory_"})
 """Methods named as those that write, which write no values."""
 
@@ -130,6 +133,8 @@ class DecodedValues(torch.Tensor):
     ) -> Any:
         """Refuse writes."""
         if torch.compiler.is_compiling():
+            if func in SETTERS:
+                raise LadderError(f"data {REFUSED}")
             traced = torch.compiler.is_dynamo_compiling()  # code that is traced itself
             given, named = (args, kwargs or {}) if traced else _with_values((args, kwargs or {}))
             with torch._C.DisableTorchFunctionSubclass():
@@ -138,23 +143,23 @@ class DecodedValues(torch.Tensor):
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         """Return a plain tensor's text."""
-        return repr(_plain(self))
+        return repr(as_plain(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         """Return a plain tensor."""
-        memo[id(self)] = made = copy.deepcopy(_plain(self), memo)
+        memo[id(self)] = made = copy.deepcopy(as_plain(self), memo)
         return made
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Let a plain tensor be pickled."""
-        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return as_plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 DECODED = StoredWeight, DecodedValues
 """Classes of tensors whose values are not to be written."""
 
 
-def _plain(values: DecodedValues) -> torch.Tensor:
+def as_plain(values: DecodedValues) -> torch.Tensor:
     """Return decoded values as torch's own class; memory is shared."""
     with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
         return values.as_subclass(torch.Tensor)
@@ -166,7 +171,7 @@ def _read(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     Raises LadderError if it writes them.
     """
     written = tree_leaves(next(iter((*args, *kwargs.values())), None))  # torch.nn.init gives all by name
-    if _writes(func) and any(isinstance(each, DECODED) for each in written):
+    if writes(func) and any(isinstance(each, DECODED) for each in written):
         raise LadderError(f"{func.__name__} {REFUSED}")
     given, named = _with_values(args), _with_values(kwargs)
     held = [each for each in tree_leaves((args, kwargs)) if isinstance(each, DECODED)]
@@ -192,9 +197,9 @@ def _view(found: torch.Tensor, values: Sequence[torch.Tensor]) -> torch.Tensor:
     return found
 
 
-def _writes(method: Any) -> bool:
-    """Tell whether a method of tensors writes the values of its tensor, by its name."""
-    name = method.__name__.partition(".")[0]
+def writes(method: Any) -> bool:
+    """Tell whether a method of tensors, or one of a name, writes the values of its tensor, by its name."""
+    name = getattr(method, "__name__", str(method)).partition(".")[0]
     if name == "__set__":  # of a property
         return method.__self__ is _TENSOR.data
     in_place = name[-1] == "_" and name[-2] != "_" and name not in OF_AUTOGRAD
@@ -204,7 +209,7 @@ def _writes(method: Any) -> bool:
 def _with_values(given: Any) -> Any:
     """Return arguments with the values of weights; for tracers, which know no subclasses, plain tensors."""
     found = tree_map_only(StoredWeight, lambda weight: weight.values(), given)
-    return tree_map_only(DecodedValues, _plain, found) if _len_torch_dispatch_stack() else found
+    return tree_map_only(DecodedValues, as_plain, found) if _len_torch_dispatch_stack() else found
 
 
 def _dequantize(

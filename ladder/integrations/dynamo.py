@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._C import _is_alias_of  # type: ignore[attr-defined]
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ladder import faults
@@ -19,9 +18,9 @@ from ladder.api.aliasing import Separated
 from ladder.api.compiler import Compiler
 from ladder.capture.captured import run_as_is
 from ladder.capture.trace.graph_module import respell, switched
+from ladder.integrations.decoded_weights import Decoded
 from ladder.runtime.model.build import Built
-from ladder.runtime.registered import READ_ONLY
-from tile_types.errors import LadderError, ValueRangeError
+from tile_types.errors import ValueRangeError
 
 
 class DynamoCompiler(Compiler):
@@ -59,10 +58,14 @@ def backend(
         faults.warn_once(f"mode {mode}", f"the backend 'ladder' has no modes: mode={mode!r} changes nothing")
     fix_floats(module)
     examples = with_full_precision(module, examples)
-    refuse_writes(module)
+    decoded = Decoded(module, examples)
+    decoded.refuse_writes()
+    examples = decoded.plain(examples)
     respell(module)
     if any(isinstance(each, FakeTensor) for each in given_for(module)):
-        return run_as_is(module, examples)  # for such arguments alone, as torch guards; they have no values
+        return decoded.marked(
+            run_as_is(module, examples)
+        )  # for such arguments alone, as torch guards; they have no values
     module, held = without_held(module)
     examples = [*examples, *held]
     read = [*examples, *module.parameters(), *module.buffers()]
@@ -72,7 +75,7 @@ def backend(
     if opened is not None:
         module.meta["open"] = opened
     run = compiler(module, examples)
-    return (lambda *given: run(*given, *held)) if held else run
+    return decoded.marked((lambda *given: run(*given, *held)) if held else run)
 
 
 def given_for(module: torch.fx.GraphModule) -> Iterator[Any]:
@@ -81,16 +84,6 @@ def given_for(module: torch.fx.GraphModule) -> Iterator[Any]:
         if node.op == "placeholder" and (origin := node.meta.get("grapharg")) is not None:
             with suppress(AttributeError, AssertionError):  # it is let go of once guards are made
                 yield origin.example
-
-
-def refuse_writes(module: torch.fx.GraphModule) -> None:
-    """Raise LadderError if a graph writes what is read-only, as versions of the traced fake tensors tell."""
-    fakes = {node: node.meta.get("example_value") for node in module.graph.nodes}
-    shown = [(node, fake) for node, fake in fakes.items() if isinstance(fake, torch.Tensor)]
-    for made, why in ((node, why) for node in fakes if (why := READ_ONLY.get(node.target))):
-        written = [fake for _, fake in shown if _is_alias_of(fake, fakes[made]) and fake._version]
-        if written:
-            raise LadderError(f"a graph {why}")
 
 
 def with_full_precision(module: torch.fx.GraphModule, examples: list[Any]) -> list[Any]:
