@@ -1,4 +1,4 @@
-"""GPTQ (AutoGPTQ, GPTQModel, AutoRound): words of codes along K, zero points along N, ``g_idx``.
+"""GPTQ (AutoGPTQ, GPTQModel, AutoRound, QLLM): words of codes along K, zero points along N, ``g_idx``.
 
 ``w[n, k] = scales[g, n] * (q[k, n] - z[g, n])`` with ``g = g_idx[k]``. Version 1 stores ``z - 1``. Sources:
 GPTQModel ``nn_modules/qlinear``, ``utils/model_dequant.py`` and ``utils/planar_packing.py``.
@@ -48,6 +48,10 @@ FORMS = ("checkpoint_format", "format", "packing_format")
 """Fields that name the version: GPTQModel's of old, its of today, AutoRound's."""
 
 
+QLLM, COMPATIBLE = "GPTQ", "COMPATIBLE_WITH_AUTOGPTQ"
+"""QLLM's ``version`` of what it stores, zero points as they are, and the entry that says they are z - 1."""
+
+
 @dataclass(frozen=True)
 class PackedForm:
     """Extents and widths of a layer."""
@@ -78,7 +82,7 @@ def geometry(layer: Layer) -> PackedForm:
     layer.require(agrees, f"its codes have {bits} bits, the configuration says {stated}")
     k = layer.shape(".g_idx", 1)[0] if ".g_idx" in layer else rows * 32 // bits
     layer.require(-(-k * bits // 32) == rows, f"{rows} words do not hold {k} codes of {bits} bits")
-    planar = bits in PLANES and (version(layer) == PLANAR or (bits != 3 and not is_auto_round(layer)))
+    planar = bits in PLANES and (version(layer) == PLANAR or (bits != 3 and not has_streams(layer)))
     layer.require(not planar or (k % 32 == 0 and n % 32 == 0), "planes need extents that are multiples of 32")
     return PackedForm(n, k, bits, groups, planar)
 
@@ -88,6 +92,8 @@ def version(layer: Layer) -> str:
 
     Raises CheckpointError if it is not known, or the configuration names several.
     """
+    if is_qllm(layer):
+        return FIRST if layer.config.get(COMPATIBLE) else SECOND
     stated = {layer.option(name, str, "") for name in FORMS} - {""} or {""}
     unknown = [name for name in stated if name not in VERSIONS]
     layer.require(not unknown, f"the form {unknown} is not read; known: {', '.join(filter(None, VERSIONS))}")
@@ -96,9 +102,14 @@ def version(layer: Layer) -> str:
     return found.pop()
 
 
-def is_auto_round(layer: Layer) -> bool:
-    """Tell AutoRound, which packs 5, 6 and 7 bits as a stream, where GPTQModel has planes."""
-    return "auto-round" in layer.option("quant_method", str, "")
+def has_streams(layer: Layer) -> bool:
+    """Tell AutoRound and QLLM, which pack 5, 6 and 7 bits as a stream, where GPTQModel has planes."""
+    return "auto-round" in layer.option("quant_method", str, "") or is_qllm(layer)
+
+
+def is_qllm(layer: Layer) -> bool:
+    """Tell what QLLM wrote, the one tool that calls its packing GPTQ in this place."""
+    return str(layer.config.get("version")).upper() == QLLM and layer.config.get("quant_method") == "gptq"
 
 
 def is_gptq(layer: Layer) -> bool:

@@ -55,6 +55,10 @@ def check_size(path: Path) -> None:
         raise ArtifactError(f"{path} is larger than 2 GB; store its tensors as external data")
 
 
+FLOAT_BODIES = ("MeanVarianceNormalization",)
+"""Operators whose rule for types is the body of their function, which adds a float32 number to any input."""
+
+
 def check_model(model: Any, title: str) -> None:
     """Raise unless a model keeps to the standard and to our limits.
 
@@ -119,6 +123,7 @@ def _inferred(model: Any) -> Any:
     Rules that follow values of shapes through a model take some for others: without them, it may be valid.
     They take memory for each element of a sum of vectors, so they are not asked about long ones.
     """
+    model = _with_bodies_of_one_type(model)
     plain = _inferred_plainly(model)
     graph = plain.graph
     for info in (*graph.input, *graph.value_info, *graph.output):
@@ -129,6 +134,21 @@ def _inferred(model: Any) -> Any:
         return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except onnx.shape_inference.InferenceError:
         return plain
+
+
+def _with_bodies_of_one_type(model: Any) -> Any:
+    """Return the model, operators whose rule is a body with a float32 constant made copies of their input.
+
+    Results have its shape and type; the rule refuses inputs of other types than float32.
+    """
+    if not any(node.op_type in FLOAT_BODIES for node in nodes_of(model.graph)):
+        return model
+    found = onnx.ModelProto()
+    found.CopyFrom(model)
+    for node in (node for node in nodes_of(found.graph) if node.op_type in FLOAT_BODIES):
+        node.op_type = "Identity"
+        del node.attribute[:]
+    return found
 
 
 def _inferred_plainly(model: Any) -> Any:

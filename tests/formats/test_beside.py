@@ -284,6 +284,23 @@ def test_how_gptqmodel_quantizes_inputs_is_allowed(tmp_path: Path) -> None:
     assert torch.allclose(layer(torch.ones(1, K)), wanted, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("shifted", "file"), [(0, "gptq_v2_4bit"), (1, "gptq_v1_4bit"), (0, "autoround_6bit")]
+)
+def test_qllm_stores_zero_points_as_they_are_unless_it_says_so(
+    shifted: int, file: str, tmp_path: Path
+) -> None:
+    """Its words of 6 bits are streams, as AutoRound's are."""
+    changed(file, tmp_path, {})
+    config = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
+    own = ladder.load_checkpoint(tmp_path).dequantize("layer.weight")
+    (tmp_path / "config.json").unlink()
+    stated = {"bits": config["bits"], "group_size": config["group_size"], "COMPATIBLE_WITH_AUTOGPTQ": shifted}
+    said = json.dumps({**stated, "quant_method": "gptq", "version": "GPTQ"})
+    (tmp_path / "quant_config.json").write_text(said)
+    assert torch.equal(ladder.load_checkpoint(tmp_path).dequantize("layer.weight"), own)
+
+
 @pytest.mark.parametrize("version", ["gptq_v1_4bit", "gptq_v2_4bit", "gptq_planar_3bit"])
 def test_gptqmodels_names_of_forms(version: str, tmp_path: Path) -> None:
     """GPTQModel 7 names the form ``format``; zero points of version 2 were read as those of version 1."""
@@ -372,6 +389,46 @@ def test_comfyui_may_describe_layers_in_the_header(name: str, tmp_path: Path) ->
     expected = ladder.load_checkpoint(FILES / f"{name}.safetensors")
     found = ladder.load_checkpoint(tmp_path)
     assert torch.equal(found.dequantize("layer.weight"), expected.dequantize("layer.weight"))
+
+
+@pytest.mark.parametrize(
+    ("name", "extents", "says"),
+    [
+        ("comfy_nvfp4_padded", [30, 70], ""),
+        ("comfy_mxfp8", [33, 65], ""),
+        ("comfy_nvfp4_padded", [40, 70], "orig_shape"),
+        ("comfy_mxfp8", [40, 1.5], "orig_shape"),
+    ],
+)
+def test_comfyui_may_say_extents_without_padding(
+    name: str, extents: list[Any], says: str, tmp_path: Path
+) -> None:
+    arrays = load_file(FILES / f"{name}.safetensors")
+    header = {"_quantization_metadata": json.dumps({"layers": {"layer": {"orig_shape": extents}}})}
+    save_file(arrays, tmp_path / "model.safetensors", header)
+    checkpoint = ladder.load_checkpoint(tmp_path)
+    if says:
+        with pytest.raises(ladder.CheckpointError, match=says):
+            checkpoint.entry("layer.weight")
+        return
+    padded = ladder.load_checkpoint(FILES / f"{name}.safetensors").dequantize("layer.weight")
+    assert checkpoint.entry("layer.weight").shape == tuple(extents)
+    assert torch.equal(checkpoint.dequantize("layer.weight"), padded[: extents[0], : extents[1]])
+
+
+@pytest.mark.parametrize(("kind", "grid"), [("rowwise", (N, 1)), ("blockwise", (2, 4))])
+def test_fp8_of_comfyui_with_scales_of_parts(kind: str, grid: tuple[int, int], tmp_path: Path) -> None:
+    codes, scale = torch.randn(N, K).to(torch.float8_e4m3fn), torch.rand(grid)
+    text = json.dumps({"format": f"float8_e4m3fn_{kind}"}).encode()
+    stored = scale.squeeze(1) if kind == "rowwise" else scale
+    arrays = {
+        "a.weight": codes,
+        "a.weight_scale": stored.clone(),
+        "a.comfy_quant": torch.tensor(list(text), dtype=torch.uint8),
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    own = codes.float() * torch.kron(scale, torch.ones(N // grid[0], K // grid[1]))
+    assert torch.equal(ladder.load_checkpoint(tmp_path).dequantize("a.weight"), own)
 
 
 @pytest.mark.parametrize("scale", [torch.tensor(0.3), torch.rand(N, 1), torch.rand(N, 4, 1)])

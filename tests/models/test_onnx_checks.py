@@ -171,3 +171,15 @@ def test_a_mode_that_there_is_not_is_one_error() -> None:
     )
     with pytest.raises(ladder.LadderError, match=r"GridSample.*nonsense"):
         ladder.compile(model)(torch.zeros(1, 2, 3, 4))
+
+
+def test_types_that_the_body_of_a_rule_refuses() -> None:
+    """The body of MeanVarianceNormalization adds a float32 number to inputs of any type."""
+    model = model_of(node("MeanVarianceNormalization", ["x"], axes=[1]))
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.elem_type = TensorProto.FLOAT16
+    x = torch.tensor([[1.0, 2.0, 3.0, 6.0], [-2.0, 0.0, 0.0, 2.0]])
+    wanted = (x - x.mean(1, keepdim=True)) / x.var(1, correction=0, keepdim=True).sqrt()
+    found = ladder.compile(model)(x.half())
+    assert found.dtype == torch.float16
+    assert torch.allclose(found.float(), wanted, atol=2e-3)
