@@ -130,13 +130,14 @@ _WORDS = frozenset({"avx512f", "avx512bw"})
 RECIPES: Mapping[str, Recipe] = {
     "mask": Recipe(("uint8",), 8, (8,)),
     "extend": Recipe(("int16", "bfloat16", "float32"), 8, (16,), _WORDS, 4.0, least_bits=6),
+    "byte_lookup": Recipe(("bfloat16", "float32"), 8, (16,), _WORDS | {"avx512_vbmi"}, 0.75, least_bits=8),
     "lookup": Recipe(("bfloat16", "float32", "int16"), 8, (16,), _WORDS, 1.0),
     "table": Recipe(("float32",), 16, (16,), cost=6.0, choices=8),
     "bytes": Recipe(("float32",), 8, (16,), _WORDS | {"avx512_vbmi"}, 0.5),
     "arithmetic": Recipe(("float32",), 32, (8, 16), cost=4.0),
 }
-"""Conversions of weights: masks, shifts that keep signs, tables in registers, in memory, integers of eight
-bits for digits of eight bits, the expression."""
+"""Conversions of weights: masks, shifts that keep signs, tables in registers of bytes of values or of halves,
+tables in memory, integers of eight bits for digits of eight bits, the expression."""
 
 PLANE_OPERATIONS = 1.5
 """Vector operations that extract one plane of bits: a shift and, but for the last, a merge."""

@@ -316,6 +316,21 @@ def permute_bytes(values: Expr, index: Expr) -> Expr:
     return T.call_llvm_pure_intrin("uint8x64", "llvm.x86.avx512.permvar.qi.512", values, index)
 
 
+def permute_byte_pair(low: Expr, high: Expr, index: Expr) -> Expr:
+    """Return element ``index & 127`` of two tables of 64 x uint8 (``vpermi2b``)."""
+    return T.call_llvm_pure_intrin("uint8x64", "llvm.x86.avx512.vpermi2var.qi.512", low, index, high)
+
+
+def permute_words(values: Expr, index: Expr) -> Expr:
+    """Return ``values[index & 15]``, 16 x uint32 (``vpermd``)."""
+    return T.call_llvm_pure_intrin("uint32x16", "llvm.x86.avx512.permvar.si.512", values, index)
+
+
+def permute_word_pair(low: Expr, high: Expr, index: Expr) -> Expr:
+    """Return element ``index & 31`` of two tables of 16 x uint32 (``vpermi2d``)."""
+    return T.call_llvm_pure_intrin("uint32x16", "llvm.x86.avx512.vpermi2var.d.512", low, index, high)
+
+
 def shifted_octets(words: Expr, bits: Sequence[int]) -> Expr:
     """Return in each byte the eight bits of its 64-bit element from one on, round its end: 64 x uint8.
 

@@ -18,9 +18,9 @@ from ladder.ir.program import AddGroup, Copy, Fill, Loop, Multiply, Store, TileP
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
-from ladder.lower.skeletons.loopnest.decode import Unit
 from ladder.lower.skeletons.loopnest.nest import At, Nest, NestKernel, offset_of
 from ladder.lower.skeletons.loopnest.terms import TermActivations
+from ladder.lower.skeletons.loopnest.units import Unit
 from schedules.cpu_layout import LANES
 from tile_types import get_type
 

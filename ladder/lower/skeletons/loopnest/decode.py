@@ -10,12 +10,12 @@ Every decoder reads one row block and unit and returns what one step (E columns)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
-from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.program import Copy, TileProgram
@@ -23,51 +23,12 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import tables
 from ladder.lower.cpu import vectors as v
-from schedules.cpu_layout import LANES, CpuLayout, Plane
+from ladder.lower.skeletons.loopnest.register_tables import HALF, Bits, HalfTable, LookupTable
+from ladder.lower.skeletons.loopnest.units import BYTE_LANE, Unit, byte_codes
+from schedules.cpu_layout import LANES, CpuLayout
 from schedules.instructions import BYTE_DIGITS
 from tile_types import TirOps, TType
 from tile_types.forms import Bytes, byte_form
-
-Bits = np.ndarray[Any, Any]
-
-HALF = 32
-"""16-bit elements of a vector."""
-
-
-@dataclass
-class Unit:
-    """The packed words of one row block and unit, loaded when first needed.
-
-    words: The packed array.
-    block, unit: Indices into it.
-    ahead: Units by which prefetches run ahead; 0: none.
-    units, skipped: Units of a row block, and row blocks from one tile to the next: there prefetches go on.
-    """
-
-    layout: CpuLayout
-    words: Any
-    block: Expr
-    unit: Expr
-    ahead: int = 0
-    units: Expr = None
-    skipped: int = 0
-    loaded: dict[int, Expr] = field(default_factory=dict)
-
-    def vector(self, plane: Plane, step: int) -> Expr:
-        """Return the uint32x16 that holds the plane's bits of ``step``."""
-        index = plane.start + step // plane.slots
-        if index not in self.loaded:
-            if self.ahead:
-                after = self.unit + self.ahead
-                jump = tirx.Select(after >= self.units, (self.skipped - 1) * self.units, T.int32(0))
-                line = self.words[self.block, after + jump, index * LANES]
-                v.prefetch(T.address_of(line))
-            self.loaded[index] = b.bind(self.words[self.block, self.unit, v.lanes(index * LANES)])
-        return self.loaded[index]
-
-    def lane(self, plane: Plane, step: int, lane: Expr) -> Expr:
-        """Return one uint32 of that vector, for loops that TVM vectorises."""
-        return self.words[self.block, self.unit, (plane.start + step // plane.slots) * LANES + lane]
 
 
 class Decoder(Protocol):
@@ -92,12 +53,15 @@ def decoder_for(program: TileProgram, layout: CpuLayout) -> Decoder:
         return DigitByteDecoder(layout, element)
     if recipe == "extend":
         return ExtendingDecoder(PairTable(layout, element), made.ttype)
+    if recipe == "byte_lookup":
+        return ByteTableDecoder(layout, element, made.ttype)
     if made.ttype == "int16":
         return PairDecoder(IntegerTable(layout, element))
     if made.ttype == "bfloat16":
         return PairDecoder(PairTable(layout, element, rounded=True)) if recipe == "lookup" else RawPairs()
     if recipe == "lookup":
-        return FloatDecoder(PairTable(layout, element))
+        pairs = PairTable(layout, element)
+        return (WordDecoder if is_of_words(element) else FloatDecoder)(pairs)
     return (MemoryDecoder if recipe == "table" else ExpressionDecoder)(layout, element)
 
 
@@ -117,25 +81,6 @@ def units_ahead(program: TileProgram) -> int:
     """Return the units by which the weight is prefetched; 0 if it is not."""
     copies = copies_of(program, "w.l2")
     return int(copies[0].by.removeprefix("prefetch ")) if copies else 0
-
-
-BYTE_LANE = 8
-"""Bits of an element of a lane that is read as bytes."""
-
-
-def narrow_places(widest: int, width: int, step: int) -> tuple[int, list[int]]:
-    """Return where a narrower plane has the bits of the codes that a step reads of the widest.
-
-    widest, width: Bits of a code in each plane, whose codes lie in halves of 32-bit lanes.
-    step: Of a unit that is read as bytes.
-    Returns: The line of the plane within a unit, and the first bits of the codes of eight bytes there.
-    """
-    packed, slots, ratio = 2 * BYTE_LANE // widest, BYTE_LANE // widest, widest // width
-    line, slot = divmod(step, slots)
-    first = line % ratio * packed + slot
-    return line // ratio, [
-        16 * element + (first + half * slots) * width for element in range(4) for half in range(2)
-    ]
 
 
 def form_of(element: TType) -> Bytes:
@@ -168,29 +113,13 @@ class DigitByteDecoder(Decoder):
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
         """Return four unsigned bytes per row."""
         form, bits = form_of(self.element), self.layout.bits
-        word = self._codes(unit, step)
+        word = byte_codes(self.layout, unit, step)
         if form.flip is None:
             return [b.bind(v.as_type(v.permute_bytes(self.table, v.as_type(word, "uint8x64")), "uint32x16"))]
         if bits < BYTE_LANE:
             word = v.masked(word, ((1 << bits) - 1) * 0x01010101, "uint32", LANES)
         flipped = v.constant(form.flip * 0x01010101, "uint32")
         return [b.bind(T.bitwise_xor(word, flipped) if form.flip else word)]
-
-    def _codes(self, unit: Unit, step: int) -> Expr:
-        """Return the codes of a step in the low bits of bytes; bits above are arbitrary."""
-        widest, *rest = self.layout.planes
-        right = widest.width * (step % widest.slots)
-        codes = v.shifted(unit.vector(widest, step), right, "uint32", LANES)
-        for plane in rest:
-            line, places = narrow_places(widest.width, plane.width, step)
-            words = v.as_type(unit.vector(plane, line * plane.slots), "uint8x64")
-            part = v.shifted_octets(words, [place - plane.shift for place in places])
-            low = ((1 << plane.shift) - 1) * 0x01010101
-            codes = T.bitwise_or(
-                v.masked(codes, low, "uint32", LANES),
-                v.masked(v.as_type(part, "uint32x16"), low ^ 0xFFFFFFFF, "uint32", LANES),
-            )
-        return codes
 
 
 class RawPairs(Decoder):
@@ -256,7 +185,7 @@ class PairTable:
             right = plane.width * (step % plane.slots) - plane.shift
             part = v.shifted(half, right, "uint16", HALF)
             result = part if result is None else v.merged(result, part, plane.shift, "uint16", HALF)
-        return b.bind(result)
+        return v.kept(result, "uint16", HALF)
 
 
 class IntegerTable(PairTable):
@@ -267,36 +196,6 @@ class IntegerTable(PairTable):
 
     def _upper(self) -> Bits:
         return self._bits()
-
-
-class LookupTable:
-    """A table of 2, 4, ... 256 uint16 in vector registers, 32 entries each."""
-
-    def __init__(self, values: Bits) -> None:
-        count = len(values)
-        # The upper half of a sign-magnitude type is the lower half with the sign set.
-        self.signed = count == 256 and np.array_equal(values[128:], values[:128] | 0x8000)
-        kept = values[:128] if self.signed else values
-        # vpermw ignores index bits above the fifth: a repeated table ignores more.
-        kept = np.tile(kept, max(1, HALF // len(kept)))
-        self.parts = [b.bind(v.table(part, "uint16")) for part in kept.reshape(-1, HALF)]
-
-    def look_up(self, codes: Expr) -> Expr:
-        found = self._select(self.parts, codes)
-        if not self.signed:
-            return found
-        sign = v.masked(v.shifted(codes, -8, "uint16", HALF), 0x8000, "uint16", HALF)
-        return T.bitwise_or(found, sign)
-
-    def _select(self, parts: list[Expr], codes: Expr) -> Expr:
-        if len(parts) == 1:
-            return v.permute(parts[0], codes)
-        if len(parts) == 2:
-            return v.permute_pair(parts[0], parts[1], codes)
-        half = len(parts) // 2
-        upper = v.masked(codes, half * HALF, "uint16", HALF)
-        chosen = tirx.NE(upper, v.constant(0, "uint16", HALF))
-        return tirx.Select(chosen, self._select(parts[half:], codes), self._select(parts[:half], codes))
 
 
 @dataclass
@@ -349,18 +248,102 @@ class ExtendingDecoder(Decoder):
         return v.shifted(v.as_type(high, f"{kind}{width}x{count}"), right, f"{kind}{width}", count)
 
 
+def floats_of(upper: Expr, lower: Expr | None) -> list[Expr]:
+    """Return two float32x16, of the even columns and of the odd ones, from halves of pairs: uint16x32."""
+    word = b.bind(v.as_type(upper, "uint32x16"))
+    even, odd = v.shifted(word, -16, "uint32", LANES), v.masked(word, 0xFFFF0000, "uint32", LANES)
+    if lower is not None:
+        rest = b.bind(v.as_type(lower, "uint32x16"))
+        even = T.bitwise_or(even, v.masked(rest, 0xFFFF, "uint32", LANES))
+        odd = T.bitwise_or(odd, v.shifted(rest, 16, "uint32", LANES))
+    return [b.bind(v.as_type(half, "float32x16")) for half in (even, odd)]
+
+
 class FloatDecoder(PairDecoder):
     """Look pairs up and split them into one float32 vector per column."""
 
     def __call__(self, unit: Unit, step: int) -> list[Expr]:
-        codes = self.pairs.codes(unit, step)
-        word = b.bind(v.as_type(self.pairs.upper.look_up(codes), "uint32x16"))
-        even, odd = v.shifted(word, -16, "uint32", LANES), v.masked(word, 0xFFFF0000, "uint32", LANES)
-        if self.pairs.lower is not None:
-            rest = b.bind(v.as_type(self.pairs.lower.look_up(codes), "uint32x16"))
-            even = T.bitwise_or(even, v.masked(rest, 0xFFFF, "uint32", LANES))
-            odd = T.bitwise_or(odd, v.shifted(rest, 16, "uint32", LANES))
-        return [b.bind(v.as_type(half, "float32x16")) for half in (even, odd)]
+        codes, pairs = self.pairs.codes(unit, step), self.pairs
+        return floats_of(
+            pairs.upper.look_up(codes), None if pairs.lower is None else pairs.lower.look_up(codes)
+        )
+
+
+def float_bits(element: TType) -> Bits:
+    """Return the bits of a type's values as float32."""
+    return element.values().astype(np.float32).view(np.uint32)
+
+
+WORD_BITS = 5
+"""Bits of the widest codes that one instruction looks up in 32-bit words of two registers."""
+
+
+def is_of_words(element: TType) -> bool:
+    """Whether looking whole float32 values up takes less than halves of pairs: the lower ones are not 0."""
+    return element.elem_bits <= WORD_BITS and bool(np.any(float_bits(element) & 0xFFFF))
+
+
+@dataclass
+class WordDecoder(PairDecoder):
+    """Look float32 values of codes of up to five bits up, a column at a time."""
+
+    parts: list[Expr] = field(init=False)
+
+    def begin(self) -> None:
+        values = float_bits(self.pairs.element)
+        kept = np.tile(values, max(1, LANES // len(values)))  # indices are of four bits, or of five
+        self.parts = [b.bind(v.table(part, "uint32")) for part in kept.reshape(-1, LANES)]
+
+    def __call__(self, unit: Unit, step: int) -> list[Expr]:
+        words = b.bind(v.as_type(self.pairs.codes(unit, step), "uint32x16"))
+        return [self._look_up(v.shifted(words, right, "uint32", LANES)) for right in (0, 16)]
+
+    def _look_up(self, codes: Expr) -> Expr:
+        low, *high = self.parts
+        found = v.permute_word_pair(low, high[0], codes) if high else v.permute_words(low, codes)
+        return b.bind(v.as_type(found, "float32x16"))
+
+
+@dataclass
+class ByteTableDecoder(Decoder):
+    """Look the bytes of values of codes of up to eight bits up, which makes the multiplicands of two steps.
+
+    made: ``"bfloat16"``, to which values are rounded, or ``"float32"``.
+    upper, lower: The tables of halves of float32, once `begin` has named them; the lower may be 0.
+    """
+
+    layout: CpuLayout
+    element: TType
+    made: str
+    upper: HalfTable = field(init=False)
+    lower: HalfTable | None = field(init=False)
+
+    def begin(self) -> None:
+        """Name the tables once per tile."""
+        bits = float_bits(self.element)
+        rounded = self.element.values().astype(ml_dtypes.bfloat16).view(np.uint16)
+        self.upper = HalfTable(rounded if self.made == "bfloat16" else bits >> 16)
+        whole = self.made == "bfloat16" or not np.any(bits & 0xFFFF)
+        self.lower = None if whole else HalfTable(bits & 0xFFFF)
+
+    def __call__(self, unit: Unit, step: int) -> list[Expr]:
+        """Return one uint16x32, or two float32x16, of a step."""
+        slots = BYTE_LANE // self.layout.planes[0].width
+        line, slot = divmod(step, 2 * slots)
+        half, slot = divmod(slot, slots)
+        other = line * 2 * slots + (1 - half) * slots + slot
+        if step not in unit.decoded:
+            unit.decoded |= zip(sorted((step, other)), self._steps(unit, line * slots + slot), strict=True)
+        return unit.decoded[step]
+
+    def _steps(self, unit: Unit, step: int) -> Iterator[list[Expr]]:
+        """Yield the multiplicands of two steps, whose codes are the bytes of one."""
+        found = byte_codes(replace(self.layout, lane=BYTE_LANE), unit, step)
+        codes = v.kept(v.as_type(found, "uint8x64"), "uint8", 64)
+        uppers = self.upper.look_up(codes)
+        lowers = (None, None) if self.lower is None else self.lower.look_up(codes)
+        for upper, lower in zip(uppers, lowers, strict=True):
+            yield [upper] if self.made == "bfloat16" else floats_of(upper, lower)
 
 
 @dataclass

@@ -20,7 +20,8 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.activations import Activations, column_sum
-from ladder.lower.skeletons.loopnest.decode import BYTE_LANE, form_of
+from ladder.lower.skeletons.loopnest.decode import form_of
+from ladder.lower.skeletons.loopnest.units import BYTE_LANE
 from schedules.cpu_layout import LANES, UNIT
 from schedules.instructions import DIGIT_BITS, pieces_of
 from tile_types import TType

@@ -37,9 +37,7 @@ from ladder.lower.cpu.pack import HALF, NUMBERS
 from ladder.lower.cpu.vectors import BYTES
 from ladder.lower.skeletons.loopnest.activations import WORD_COLUMNS, Activations
 from ladder.lower.skeletons.loopnest.decode import (
-    BYTE_LANE,
     Decoder,
-    Unit,
     copies_of,
     decoder_for,
     form_of,
@@ -52,6 +50,7 @@ from ladder.lower.skeletons.loopnest.digits import (
     DigitActivations,
 )
 from ladder.lower.skeletons.loopnest.terms import TermActivations
+from ladder.lower.skeletons.loopnest.units import BYTE_LANE, Unit
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
 from schedules.instructions import BYTE_DIGITS, BYTE_SPLITS, DIGITS, SPLITS, TERMS, pieces_of
 
