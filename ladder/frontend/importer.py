@@ -208,12 +208,21 @@ class Importer:
 
     def floats(self, operator: str, operands: Sequence[Any], result: str) -> str:
         """Apply a row of real functions: in float32 unless the result is wider, then rounded."""
-        return self.cast(self.apply(operator, operands, wide_of(result)), result)
+        taken = [self._taken(value, result) for value in operands]
+        return self.cast(self.apply(operator, taken, wide_of(result)), result)
 
     def arithmetic(self, operator: str, operands: Sequence[Any], result: str) -> str:
         """Apply a row of arithmetic in the type that holds the result."""
         wide = result if result in WIDE else "int32" if get_type(result).is_integer else "float32"
-        return self.cast(self.apply(operator, operands, wide), result)
+        taken = [self._taken(value, result) for value in operands]
+        return self.cast(self.apply(operator, taken, wide), result)
+
+    def _taken(self, value: Any, result: str) -> Any:
+        """Return an operand as torch takes it: beside 16 bits, integers are rounded to them first."""
+        if not self.is_value(value) or result not in HALVES or not self.shape(value):
+            return value
+        rounded = self.ttype(value) in ("int16", "int32", "int64")
+        return self.g.add("convert", value, type=result, exact=True) if rounded else value
 
     def reshape(self, value: str, shape: Sequence[Extent]) -> str:
         """Return the elements in another shape."""
