@@ -38,7 +38,22 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
     "attention": (((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)), {"scale": 0.25}),
     **dict.fromkeys(("select", "fused"), (((4, 6), (4, 6), (6,)), {})),
     **dict.fromkeys(
-        ("log", "log2", "log10", "log1p", "exp2", "sin", "cos", "abs", "floor", "round", "erf", "negation"),
+        (
+            "log",
+            "log2",
+            "log10",
+            "log1p",
+            "exp2",
+            "sin",
+            "cos",
+            "abs",
+            "floor",
+            "round",
+            "erf",
+            "negation",
+            "bits",
+            "of_bits",
+        ),
         (((4, 6),), {}),
     ),
     **dict.fromkeys(
@@ -72,7 +87,7 @@ def of_values(operator: str) -> Graph:
     """Return a graph that applies one operator to inputs of float32, or of int32."""
     shapes, attributes = CASES[operator]
     g = GraphBuilder("example")
-    ttype = "int32" if operator in BITS else "float32"
+    ttype = "int32" if operator in (*BITS, "of_bits") else "float32"
     inputs = [g.input(f"x{i}", ttype, shape) for i, shape in enumerate(shapes)]
     return g.finish(g.add(operator, *inputs, name="y", **attributes))
 

@@ -56,7 +56,7 @@ ARC_TANGENT = (
 """Those of the arc tangent, for s up to 1: within 3e-9."""
 
 
-def _odd_series(im: Importer, s: str, square: str, coefficients: Sequence[float]) -> str:
+def odd_series(im: Importer, s: str, square: str, coefficients: Sequence[float]) -> str:
     """Return ``s + s ** 3 p``, of a polynomial in ``s ** 2``; it has the sign of s, also of zeros."""
     inner = im.apply("mul", [_polynomial(im, square, coefficients, "float32"), square], "float32")
     return im.apply("mul", [im.apply("add", [inner, 1.0], "float32"), s], "float32")
@@ -68,7 +68,7 @@ def _arc_of_half(im: Importer, x: str) -> tuple[str, str]:
     far = im.apply("less", [0.5, size], "float32")
     rest = im.apply("mul", [im.apply("sub", [1.0, size], "float32"), 0.5], "float32")
     square = im.g.add("select", far, rest, im.apply("square", [x], "float32"))
-    return far, _odd_series(im, im.g.add("select", far, im.g.add("sqrt", square), x), square, ARC_SINE)
+    return far, odd_series(im, im.g.add("select", far, im.g.add("sqrt", square), x), square, ARC_SINE)
 
 
 def _signed(im: Importer, x: str, found: str) -> str:
@@ -96,7 +96,7 @@ def _arc_tangent(im: Importer, x: str) -> str:
     size = im.apply("abs", [x], "float32")
     far = im.apply("less", [1.0, size], "float32")
     s = im.g.add("select", far, im.apply("div", [1.0, size], "float32"), x)
-    arc = _odd_series(im, s, im.apply("square", [s], "float32"), ARC_TANGENT)
+    arc = odd_series(im, s, im.apply("square", [s], "float32"), ARC_TANGENT)
     return im.g.add("select", far, _signed(im, x, im.apply("sub", [math.pi / 2, arc], "float32")), arc)
 
 

@@ -20,6 +20,7 @@ from ladder.frontend.aten_moves import MOVES
 from ladder.frontend.aten_ranges import counted, identity, spaced
 from ladder.frontend.aten_reductions import REDUCTIONS
 from ladder.frontend.aten_remainders import floored, remainder
+from ladder.frontend.aten_signs import SIGNS
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
 from ladder.ir.extents import larger, only_adds, product, total
 from ladder.partition.elements import FLOATS8
@@ -462,6 +463,7 @@ ROWS: dict[str, Row] = {
     "slice_scatter.default": _put_slice,
     "select_scatter.default": _put_one,
     **FUNCTIONS,
+    **SIGNS,
     **MOVES,
     **GATHERS,
     **REDUCTIONS,

@@ -65,6 +65,17 @@ def _bits_type(tiles: Tiles, attributes: Attributes) -> TType:
     return found
 
 
+def _bits_of(taken: str, result: str) -> Callable[[Tiles, Attributes], TType]:
+    """Return the rule of a type whose bits are taken for another's."""
+
+    def rule(tiles: Tiles, attributes: Attributes) -> TType:
+        if tiles[0].ttype.name != taken:
+            raise DTypeError(f"bits of {taken} are taken for {result}, got {tiles[0].ttype.name}")
+        return get_type(result)
+
+    return rule
+
+
 def _truthful(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *values: function(*values).astype(np.float64)
 
@@ -190,6 +201,15 @@ ELEMENTWISE = (
             ("shift_left", numeric.shifted_left, scalars.shift_left, "0 beyond the width, and of b < 0"),
             ("shift_right", numeric.shifted_right, scalars.shift_right, "sign bits beyond it, and of b < 0"),
         )
+    ),
+    _other("bits", 1, numeric.bits, scalars.bits, result_type=_bits_of("float32", "int32"), doc="of float32"),
+    _other(
+        "of_bits",
+        1,
+        numeric.of_bits,
+        scalars.of_bits,
+        result_type=_bits_of("int32", "float32"),
+        doc="the float32 of these bits",
     ),
     _other("less", 2, _truthful(np.less), scalars.less, result_type=_truth),
     _other("less_equal", 2, _truthful(np.less_equal), scalars.less_equal, result_type=_truth),

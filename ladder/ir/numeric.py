@@ -109,6 +109,16 @@ def sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
 
 
+def bits(x: Any) -> Array:
+    """Return the bits of numbers, as float32 holds them, as signed integers."""
+    return np.asarray(np.asarray(x, np.float32).view(np.int32), np.float64)
+
+
+def of_bits(x: Any) -> Array:
+    """Return the float32 numbers whose bits integers are."""
+    return np.asarray(np.asarray(x).astype(np.int32).view(np.float32), np.float64)
+
+
 def of_integers(function: Callable[..., Any]) -> Callable[..., Array]:
     """Make a function of real arrays, which hold integers, of one of integers."""
 

@@ -229,6 +229,16 @@ def _of_bits(name: str) -> Callable[[Any, Any], Any]:
     return lambda a, b: _applied(getattr(_tirx(), name), a, b)
 
 
+def bits(x: Any) -> Any:
+    """Return the bits of a float32 as an int32."""
+    return reinterpreted("int32", x)
+
+
+def of_bits(x: Any) -> Any:
+    """Return the float32 whose bits an int32 is."""
+    return reinterpreted("float32", x)
+
+
 bitwise_and, bitwise_or, bitwise_xor = map(_of_bits, ("bitwise_and", "bitwise_or", "bitwise_xor"))
 
 

@@ -55,6 +55,9 @@ TRUTHS: Mapping[str, Callable[..., torch.Tensor]] = {
     "negation": torch.logical_not,
 }
 
+AS_BITS = {"bits": torch.int32, "of_bits": torch.float32}
+"""Rows that take bits for another type -> which."""
+
 BITS: Mapping[str, Callable[..., torch.Tensor]] = {
     "bitwise_and": torch.bitwise_and,
     "bitwise_or": torch.bitwise_or,
@@ -111,7 +114,7 @@ TTYPES = ("float32", ("float16", "bfloat16")[DAY % 2])
 
 def test_every_row_is_here() -> None:
     rows = {name for name, row in OPERATORS.items() if row.elementwise}
-    assert rows == {*EXACT, *TRUTHS, *CLOSE, "select", "quotient", *BITS}  # of integers: below
+    assert rows == {*EXACT, *TRUTHS, *CLOSE, "select", "quotient", *AS_BITS, *BITS}  # of integers: below
     assert set(REDUCTIONS) == {"reduce_sum", "reduce_max"}
 
 
@@ -239,6 +242,21 @@ def test_bits_of_integers(target: str, ttype: str) -> None:
     graph = g.finish(*(g.add(name, a, b) for name in BITS))
     for (name, function), got in zip(BITS.items(), run_chain(graph, (a_, b_), target), strict=True):
         assert_same(got, function(a_, b_), name, a_, b_)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_bits_of_floats(target: str) -> None:
+    """There, and back with the sign turned; of numbers that are known too."""
+    values = torch.tensor(SPECIAL)
+    g = GraphBuilder("bits")
+    x, known = g.input("x", "float32", (32,)), g.add("constant", value=-0.0, type="float32")
+    bits = g.add("bits", x)
+    sign = g.add("bits", g.add("neg", g.add("abs", known)))
+    graph = g.finish(bits, g.add("of_bits", g.add("bitwise_xor", bits, sign)))
+    got, turned = run_chain(graph, (values,), target)
+    numbers = ~values.isnan()
+    assert torch.equal(got[numbers], values.view(torch.int32)[numbers])
+    assert_same(turned, -values, "of_bits", values)
 
 
 @pytest.mark.parametrize("ttype", ["int32", "int64"])

@@ -89,6 +89,8 @@ TORCH = {
     **{name: getattr(torch, name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     "shift_left": torch.bitwise_left_shift,
     "shift_right": torch.bitwise_right_shift,
+    "bits": lambda x: x.float().view(torch.int32).double(),
+    "of_bits": lambda x: x.int().view(torch.float32).double(),
     "quotient": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "less": torch.lt,
     "less_equal": torch.le,
@@ -128,7 +130,7 @@ def test_examples_verify_print_and_evaluate(name):
 
 OF_POSITIVES = (
     *("sqrt", "rsqrt", "encode", "div", "log", "log2", "log10", "log1p", "pow"),
-    *("take", "gather", "put"),
+    *("take", "gather", "put", "of_bits"),
 )
 """Operators whose examples are of positive numbers."""
 

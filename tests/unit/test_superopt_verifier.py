@@ -214,6 +214,7 @@ def test_functions_are_equal_for_equal_operands(body):
 
 OUTSIDE = (
     *("iota", "size", "take", "gather", "put", "attention", "call"),
+    *("bits", "of_bits"),
     *("scan_sum", "scan_max", "scan_product", "scan_logsumexp"),
 )
 

@@ -244,6 +244,8 @@ _ROWS: Mapping[str, Make] = {
             *("less", "less_equal", "bitwise_and", "bitwise_or", "bitwise_xor"),
         )
     },
+    "bits": _plain(lambda x: x.view(torch.int32)),
+    "of_bits": _plain(lambda x: x.view(torch.float32)),
     "quotient": _plain(_quotient),
     "shift_left": _plain(torch.bitwise_left_shift),
     "shift_right": _plain(torch.bitwise_right_shift),

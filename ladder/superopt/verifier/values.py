@@ -253,6 +253,10 @@ def _given(node: Node) -> Range:
 def _require_followed(node: Node, types: Sequence[str], arguments: Sequence[Range]) -> None:
     """Refuse what is not computed in Z: other operators of integers, operands of other types."""
     own = node.tile.ttype.name
+    if node.operator in ("bits", "of_bits"):
+        raise VerificationError(
+            f"{node.operator}, of how a type holds numbers, has no finite-field semantics"
+        )
     if integers_of(own) is not None:
         row = get_operator(node.operator)
         if node.operator == "constant" and not float(node_attributes(node)["value"]).is_integer():
