@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from ladder.ir.build import GraphBuilder, draws, node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from tile_types.forms import HALVES
 
 
 def merge_equal(graph: Graph) -> Graph:
     """Keep the first of all nodes that apply one operator to the same values.
 
-    Reductions that differ in whether they keep their axis are one, reshaped.
+    Reductions that differ in whether they keep their axis are one, reshaped. A product of 16 bits to which a
+    vector is added before it is rounded is none that others read.
     Other people's library calls stay as often as they are made: they may draw random numbers.
     """
     return _merged(graph, _is_pure)
@@ -37,10 +39,11 @@ def _merged(graph: Graph, merges: Callable[[Node], bool]) -> Graph:
     builder = GraphBuilder(graph.name, graph.level)
     renamed: dict[str, str] = {}
     seen: dict[Any, tuple[str, ...]] = {}
+    added = _added_before_rounding(graph)
     for node in graph.nodes:
         inputs = tuple(renamed[value] for value in node.inputs)
         copy = replace(node, inputs=inputs)
-        key = (node.operator, inputs, node.attributes, node.tiles, node.body)
+        key = (node.operator, inputs, node.attributes, node.tiles, node.body, added.get(node.name))
         values = seen.get(key) if merges(node) else None
         other = seen.get(_kept_otherwise(copy)) if values is None else None
         if other is not None:
@@ -52,6 +55,39 @@ def _merged(graph: Graph, merges: Callable[[Node], bool]) -> Graph:
                 seen[_kept(copy)] = values
         renamed.update(zip(node.values, values, strict=True))
     return builder.finish(*(renamed[output] for output in graph.outputs))
+
+
+def _added_before_rounding(graph: Graph) -> dict[str, str]:
+    """Return the stored vector that is added to a product of 16 bits, if nothing else reads the product.
+
+    ``convert(convert(a · b) + convert(vector))``: torch's product rounds the sum alone.
+    """
+    readers: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        for value in node.inputs:
+            readers.setdefault(value, []).append(node)
+    found = {}
+    for node in graph.nodes:
+        if node.operator == "matmul" and node.tile.ttype.name in HALVES:
+            way = [node, *_followed(graph, readers, node.name, ("convert", "add", "convert"))]
+            if len(way) == 4 and not node_attributes(way[-1]).get("exact"):
+                others = {graph.unconverted(value) for value in way[2].inputs if value != way[1].name}
+                vector = next(iter(others), "")
+                if vector and graph.producer(vector).operator == "input":
+                    found[node.name] = vector
+    return found
+
+
+def _followed(
+    graph: Graph, readers: dict[str, list[Node]], value: str, operators: tuple[str, ...]
+) -> Iterator[Node]:
+    """Yield what alone reads a value, what alone reads that and so on, as long as they apply `operators`."""
+    for operator in operators:
+        following = readers.get(value, ())
+        if value in graph.outputs or len(following) != 1 or following[0].operator != operator:
+            return
+        yield following[0]
+        value = following[0].name
 
 
 def _kept(node: Node) -> Any:

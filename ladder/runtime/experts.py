@@ -17,7 +17,7 @@ import torch
 from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside
+from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, refuse_rows, require_alike, require_beside
 from ladder.runtime.operator import refuse_gradient
 from ladder.runtime.packed import PackedWeight, pack
 from ladder.runtime.registered import define, library
@@ -230,8 +230,9 @@ def _shape(
     expected: int,
     request: str,
 ) -> torch.Tensor:
-    """Tell shape and type of the result."""
+    """Tell shape and type of the result; tracers refuse what kernels refuse for its type or its width."""
     gemm = Request.parse(request).gemm
+    refuse_rows(x, torch_dtype(gemm.activation), gemm.k)
     return x.new_empty((*x.shape[:-1], gemm.columns), dtype=torch_dtype(gemm.output))
 
 

@@ -285,24 +285,28 @@ class CompiledGemm:
 
     def _reject(self, x: torch.Tensor, where: torch.device) -> NoReturn:
         """Raise the error that says what is wrong with x."""
-        if x.dtype != self.dtype:
-            raise DTypeError(
-                f"x is {x.dtype}, the operator was built for {self.dtype}; convert x with .to({self.dtype})"
-                " or build the operator with another activation type"
-            )
-        if not x.shape:
-            raise ShapeError(f"x must have at least one axis [..., K={self.gemm.k}], got a scalar")
-        if x.shape[-1] != self.gemm.k:
-            raise ShapeError(
-                f"the last axis of x has {x.shape[-1]} elements, the weight has K={self.gemm.k}"
-                f" (x is {tuple(x.shape)})"
-            )
+        refuse_rows(x, self.dtype, self.gemm.k)
         if x.device.type != self.family:
             raise DeviceError(
                 f"x is on {x.device}, the operator was built for {self.family!r} devices;"
                 " move x, or build the operator for that target"
             )
         raise DeviceError(f"x is on {x.device}, the packed weight on {where}; move one with .to()")
+
+
+def refuse_rows(x: torch.Tensor, dtype: torch.dtype, width: int) -> None:
+    """Raise DTypeError or ShapeError unless x has rows of a width, of a type."""
+    if x.dtype != dtype:
+        raise DTypeError(
+            f"x is {x.dtype}, the operator was built for {dtype}; convert x with .to({dtype})"
+            " or build the operator with another activation type"
+        )
+    if not x.shape:
+        raise ShapeError(f"x must have at least one axis [..., K={width}], got a scalar")
+    if x.shape[-1] != width:
+        raise ShapeError(
+            f"the last axis of x has {x.shape[-1]} elements, the weight has K={width} (x is {tuple(x.shape)})"
+        )
 
 
 def refuse_sparse(x: torch.Tensor) -> NoReturn:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from ladder.ir.gemm import Gemm
 from ladder.runtime import failing  # noqa: F401  registers what checks values
 from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import refuse_sparse
+from ladder.runtime.kernel import refuse_rows, refuse_sparse
 from ladder.runtime.library import load_foreign_interface
 from ladder.runtime.registered import define, library
 from ladder.runtime.tokens import quantize_by_kernel
@@ -100,8 +100,9 @@ def _shape(
     token_scale: torch.Tensor | None,
     request: str,
 ) -> torch.Tensor:
-    """Tell shape and type of the result."""
+    """Tell shape and type of the result; tracers refuse what kernels refuse for its type or its width."""
     gemm = Request.parse(request).gemm
+    refuse_rows(x, torch_dtype(gemm.activation), gemm.k)
     return x.new_empty((*x.shape[:-1], gemm.columns), dtype=torch_dtype(gemm.output))
 
 

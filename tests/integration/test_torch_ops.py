@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ladder
 from benchmarks.host_cost import host_cost_us
+from ladder.integrations import dynamo
 from ladder.runtime import compile as runtime_compile
 from ladder.runtime import operator
 from ladder.runtime.tokens import quantize_tokens
@@ -155,6 +156,20 @@ def test_wrong_weight_is_refused_under_compile_too() -> None:
     compiled = torch.compile(lambda x: op(x, packed), backend="eager")
     with pytest.raises(ladder.ShapeError, match="group_size=36"):
         compiled(rows(3))
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [(torch.ones(3, K, dtype=torch.float16), "built for"), (torch.ones(3, K - 1), "last axis")],
+)
+def test_wrong_rows_are_refused_under_compile_too(x: torch.Tensor, error: str) -> None:
+    torch.manual_seed(0)
+    layer = ladder.Linear.from_linear(torch.nn.Linear(K, N), "int4", group_size=24)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=dynamo.backend)
+    for run in (layer, compiled):
+        with torch.no_grad(), pytest.raises(Exception, match=error):
+            run(x)
 
 
 def test_host_cost_is_measured() -> None:

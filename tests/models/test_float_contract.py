@@ -242,7 +242,8 @@ def test_steps_of_products_and_vectors_see_one_rounding(dtype: torch.dtype) -> N
 
     def program(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
         found = F.linear(x, weight, bias)
-        return found.floor(), F.linear(x * 2, weight, bias) > 7.3, (x * 0.5 @ weight.T).round(), found
+        steps = found.floor(), F.linear(x * 2, weight, bias) > 7.3, (x * 0.5 @ weight.T).round()
+        return *steps, found, x @ weight.T  # the same product, rounded by itself
 
     draw = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, 64, generator=draw).mul(8).round().div(8).to(dtype) for size in (24, 48))
