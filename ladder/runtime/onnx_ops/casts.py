@@ -137,7 +137,7 @@ def spread(op: Operation, parameter: Any, x: Any) -> Any:
     if parameter.ndim == 0 or (parameter.ndim == 1 and parameter.numel() == 1):
         return parameter.reshape(())
     axis = op.get("axis", 1) % x.ndim
-    if parameter.ndim == 1:
+    if parameter.ndim == 1 and not op.get("block_size", 0):
         return parameter.reshape([-1 if at == axis else 1 for at in range(x.ndim)])
     block = op.get("block_size", 0) or -(-x.shape[axis] // parameter.shape[axis])
     return parameter.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
@@ -191,11 +191,13 @@ def _quantize(op: Operation, x: Any, scale: Any, zero: Any = None) -> Any:
 
 
 def _dequantize(op: Operation, x: Any, scale: Any, zero: Any = None) -> Any:
+    """Return codes times scales, rounded once to the type of the result."""
     value, target = numbers(x), op.get("output_dtype", 0)
     dtype = DTYPES[target] if target else scale.dtype
     if zero is not None:
         value = value - spread(op, numbers(zero), x)
     scale = numbers(scale)
+    scale = scale.float() if scale.element_size() < 4 else scale
     return (value.to(scale.dtype) * spread(op, scale, x)).to(dtype)
 
 
