@@ -19,7 +19,7 @@ ROWS, DEPTH, WIDTH, RANK = 16, 4096, 6144, 64
 
 EPSILON = 1e-5
 
-TYPE, PACKED = "float16", "int4_g128"
+TYPES, PACKED = ("float16", "bfloat16"), "int4_g128"
 
 WEIGHTS = ("packed", "rows", "columns")
 """How weights lie: packed ``[N, K]``, plain ``[N, K]``, plain ``[K, N]``."""
@@ -97,11 +97,11 @@ class Pattern:
     name: str
     define: Callable[[Inputs], Traced]
 
-    def program(self, weights: str) -> Canonical:
-        """Return it for one kind of weights, in canonical form."""
+    def program(self, weights: str, ttype: str = TYPES[0]) -> Canonical:
+        """Return it for one kind of weights and one type of the others, in canonical form."""
         inputs = Inputs(weights)
         result = self.define(inputs)
-        program = inputs.tracer.program(self.name, result, TYPE)
+        program = inputs.tracer.program(self.name, result, ttype)
         return canonical(replace(program, packed=inputs.packed))
 
 

@@ -1,6 +1,7 @@
 """``python -m benchmarks.ship_graphs``: search the patterns and write the database that is shipped.
 
-Every pattern is searched for each kind of weights; what is found replaces its entry, others stay.
+Every pattern is searched for each kind of weights and each type; what is found replaces its entry,
+others stay.
 """
 
 from __future__ import annotations
@@ -8,12 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.graph_patterns import PATTERNS, WEIGHTS, get_pattern
-from ladder.superopt.canonical import Canonical
+from benchmarks.graph_patterns import PATTERNS, TYPES, WEIGHTS, get_pattern
 from ladder.superopt.generator import Limits, Program, Report, VerifiedGraph, search
 from ladder.superopt.generator.alphabet import numbers_of
 from ladder.superopt.generator.instantiate import instantiate
@@ -25,7 +25,7 @@ TARGET = "cuda/sm_90a"
 
 
 MOST = 4
-"""Graphs of an entry, cheapest first."""
+"""Graphs of an entry for each type, cheapest first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,13 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _ship(name: str, weights: str, seconds: float, jobs: int) -> bool:
     """Search one pattern and write its entry; return whether anything was found."""
-    form = get_pattern(name).program(weights)
-    report = search(form.program, Limits.of(form.program, TARGET, seconds=seconds, workers=jobs))
-    sys.stderr.write(f"{name} ({weights}): {len(report.found)} graphs {report.origin}\n")
-    if not report.found:
+    forms = {ttype: get_pattern(name).program(weights, ttype) for ttype in TYPES}
+    reports: dict[str, Report] = {}
+    for ttype, form in forms.items():
+        limits = Limits.of(form.program, TARGET, seconds=seconds, workers=jobs)
+        reports[ttype] = report = search(form.program, limits)
+        sys.stderr.write(f"{name} ({weights}, {ttype}): {len(report.found)} graphs {report.origin}\n")
+    if not any(report.found for report in reports.values()):
         return False
     stored = json.loads(PATH.read_text("utf-8")) if PATH.exists() else {}
-    stored[form.key] = _entry_of(form, report, name, weights)
+    stored[forms[TYPES[0]].key] = _entry_of(reports, name, weights)
     text = json.dumps(
         dict(sorted(stored.items(), key=lambda item: (item[1]["pattern"], item[1]["weights"]))), indent=1
     )
@@ -59,16 +62,16 @@ def _ship(name: str, weights: str, seconds: float, jobs: int) -> bool:
     return True
 
 
-def _entry_of(form: Canonical, report: Report, pattern: str, weights: str) -> dict[str, Any]:
-    """Return a report as JSON values of an entry."""
-    numbers = numbers_of(form.program.symbolic)
+def _entry_of(reports: Mapping[str, Report], pattern: str, weights: str) -> dict[str, Any]:
+    """Return reports by type as JSON values of an entry; graphs found twice have the first proof."""
+    numbers = numbers_of(reports[TYPES[0]].program.symbolic)
     assert len(set(numbers)) == len(numbers), "equal numbers of an entry could not be told apart at use"
-    return {
-        "pattern": pattern,
-        "weights": weights,
-        "numbers": numbers,
-        "found": [_found_as_json(found, form.program) for found in report.found[:MOST]],
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for ttype, report in reports.items():
+        for one in report.found[:MOST]:
+            new = {**_found_as_json(one, report.program), "types": []}
+            found.setdefault(json.dumps(new["structure"]), new)["types"].append(ttype)
+    return {"pattern": pattern, "weights": weights, "numbers": numbers, "found": list(found.values())}
 
 
 def _found_as_json(found: VerifiedGraph, program: Program) -> dict[str, Any]:

@@ -21,7 +21,7 @@ TARGETS = ("cpu", "cuda/sm_90a", "rocm/gfx942")
 
 TORCH = {
     **{name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64")},
-    **{name: getattr(torch, name) for name in ("int64", "int32", "int8", "uint8", "bool")},
+    **{name: getattr(torch, name) for name in ("int64", "int32", "int16", "uint16", "int8", "uint8", "bool")},
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }

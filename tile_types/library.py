@@ -74,16 +74,20 @@ BLOCK_TYPES = {
 }
 """Name -> element, block size, scale type, whether a float32 scale per tensor multiplies all."""
 
-PLAIN_TYPES = {
-    "int32": (32, "two's complement; accumulator"),
-    "int64": (64, "two's complement; indices"),
-    "bool": (8, "one byte, 0 or 1"),
-    "float64": (64, "e11m52, as library calls compute it"),
-    "int16": (16, "two's complement; only library calls take it"),
-    **{f"uint{bits}": (bits, "only library calls take it") for bits in (16, 32, 64)},
-    **{f"complex{bits}": (bits, "only library calls take it") for bits in (32, 64, 128)},
-}
-"""Name -> bits and doc of types that programs compute with and that no weight is stored in."""
+_DOUBLE = float(np.finfo(np.float64).max)
+
+PLAIN_TYPES: dict[str, tuple[int, tuple[float, float], str]] = {
+    **{f"int{bits}": (bits, (-(1 << bits - 1), (1 << bits - 1) - 1), f"two's complement; {use}")
+        for bits, use in ((16, "sound"), (32, "accumulator"), (64, "indices"))},
+    **{f"uint{bits}": (bits, (0, (1 << bits) - 1), f"unsigned integer; {use}")
+        for bits, use in ((16, "images"), *((bits, "only library calls take it") for bits in (32, 64)))},
+    "bool": (8, (0, 1), "one byte, 0 or 1"),
+    "float64": (64, (-_DOUBLE, _DOUBLE), "e11m52"),
+    **{f"complex{bits}": (bits, (-most, most), "only library calls take it")
+        for bits, most in ((32, 65504.0), (64, float(np.finfo(np.float32).max)), (128, _DOUBLE))},
+}  # fmt: skip
+"""Name -> bits, least and largest value (of complex numbers: of their parts), and doc of types that programs
+compute with and that no weight is stored in."""
 
 SCALE_TYPES = tuple(name for name in NUMPY_DTYPES if name != "float64")
 """Types that scales can be stored in."""
@@ -353,14 +357,25 @@ def float_type(name: str, form: FloatFormat) -> TType:
 
 def _plain_type(name: str) -> TType:
     """Return a type of `PLAIN_TYPES`; not listed, since no weight is stored in it."""
-    bits, doc = PLAIN_TYPES[name]
+    bits, limits, doc = PLAIN_TYPES[name]
+    signed, coded = limits[0] < 0, bits <= 32 and isinstance(limits[0], int)
+
+    def require_codes() -> None:
+        if not coded:
+            raise ValueRangeError(f"type {name} has no codes here: elements are computed with as they are")
+
+    def decode(code: Any, ops: Any) -> Any:
+        require_codes()
+        if signed and bits < 32:
+            return ops.cast(code << (32 - bits), "int32") >> (32 - bits)
+        return ops.cast(code, "int32" if signed or bits < 32 else "uint32")
 
     def encode(values: Any) -> Any:
+        require_codes()
         xp = arrays_of(values)
-        limit = 2.0 ** (min(bits, 32) - 1)
-        return xp.cast(xp.clip(xp.rint(values), -limit, limit - 1), "int32")
+        return xp.cast(xp.clip(xp.rint(values), *limits), "int64") & ((1 << bits) - 1)
 
-    return TType(name, bits, lambda code, ops: ops.cast(code, "int32"), encoder=encode, doc=doc)
+    return TType(name, bits, decode, encoder=encode, limits=limits, doc=doc)
 
 
 def _signed(bits: int) -> TType:

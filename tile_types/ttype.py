@@ -90,6 +90,8 @@ class TType:
     multiple_of
         Name of a type and an exponent e where the values are those of that type times ``2**e``; see
         `tile_types.multiples`.
+    limits
+        Least and largest value, where codes are too many to list; two integers if all values between are.
 
     Raises
     ------
@@ -114,6 +116,7 @@ class TType:
     exact: bool = True
     doc: str = ""
     multiple_of: tuple[str, int] | None = None
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
@@ -301,13 +304,13 @@ class TType:
 
     @cached_property
     def minimum(self) -> float:
-        """Smallest finite value."""
-        return float(self.probe_values().min())
+        """Smallest finite value; of integers an int."""
+        return self.limits[0] if self.limits else float(self.probe_values().min())
 
     @cached_property
     def maximum(self) -> float:
-        """Largest finite value."""
-        return float(self.probe_values().max())
+        """Largest finite value; of integers an int."""
+        return self.limits[1] if self.limits else float(self.probe_values().max())
 
     @property
     def max_abs(self) -> float:
@@ -323,6 +326,8 @@ class TType:
     @property
     def is_integer(self) -> bool:
         """Whether the values are consecutive integers (then rounding is arithmetic)."""
+        if self.limits is not None:
+            return all(isinstance(limit, int) for limit in self.limits)
         return self.elem_bits <= EXHAUSTIBLE_BITS and self._grid.integers
 
     def encode(self, values: Array) -> Array:

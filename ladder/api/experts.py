@@ -144,6 +144,8 @@ class GroupedMatmul:
         ranges
             int32 on the device of x: ascending offsets ``[E + 1]`` or, if masked, counts ``[E]``; the experts
             ``[S]`` of slots. Offsets need not start at 0 nor end at T, and what they say beyond x is ignored.
+            Where offsets descend, a CPU raises an error; a GPU, which does not wait for them, gives their
+            rows to one of the experts.
         bias
             ``[E, N]`` of the output type.
         token_scale
@@ -159,7 +161,7 @@ class GroupedMatmul:
 
         Raises
         ------
-        DTypeError, DeviceError, ShapeError
+        DTypeError, DeviceError, ShapeError, ValueRangeError
             If an argument does not fit.
         """
         require_kind(x, torch.Tensor, "x must be a tensor")

@@ -6,8 +6,8 @@ from typing import Any
 
 from ladder.frontend.importer import Importer, Row
 
-INTEGERS = ("int64", "int32", "int8", "uint8")
-"""Types that kernels of chains compute the bits of, those of 8 bits in int32."""
+INTEGERS = ("int64", "int32", "int16", "uint16", "int8", "uint8")
+"""Types that kernels of chains compute the bits of, narrower ones in int32."""
 
 OF_TRUTHS = {"bitwise_and": "both", "bitwise_or": "either"}
 """Operators of bits -> what they are of truth values."""

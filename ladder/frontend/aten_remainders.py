@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder.frontend.aten_bits import INTEGERS
 from ladder.frontend.importer import Importer
 
 MOST = 1 << 7
@@ -28,7 +29,7 @@ def remainder(im: Importer, out: str, a: Any, b: Any) -> Any:
 
 def _divides(im: Importer, out: str, a: Any, b: Any) -> bool:
     """Tell whether b is a whole number above 0, by which integers are divided."""
-    whole = out in ("int64", "int32", "int8", "uint8") and im.is_value(a) and im.ttype(a) == out
+    whole = out in INTEGERS and im.is_value(a) and im.ttype(a) == out
     return whole and isinstance(b, int) and 0 < b < MOST
 
 

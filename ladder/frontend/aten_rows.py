@@ -100,7 +100,7 @@ def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Ro
 
 
 COMPARED = {
-    **dict.fromkeys(("bool", "int8", "uint8", "int16"), "int32"),
+    **dict.fromkeys(("bool", "int8", "uint8", "int16", "uint16"), "int32"),
     **dict.fromkeys(("float16", "bfloat16", *FLOATS8), "float32"),
 }
 """Type in which torch compares -> one that holds its values, and that kernels compare."""

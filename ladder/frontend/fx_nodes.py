@@ -28,15 +28,14 @@ TYPES = {
     torch_dtype(name): name
     for name in (
         *("float32", "float16", "bfloat16", "float64", "fp8_e4m3", "fp8_e5m2"),
-        *("int64", "int32", "int8", "uint8", "bool"),
+        *("int64", "int32", "int16", "uint16", "int8", "uint8", "bool"),
     )
 }
 """torch's dtype -> name of the type, of tensors that rows take."""
 
 
 CARRIED = {
-    getattr(torch, name): name
-    for name in ("int16", "uint16", "uint32", "uint64", "complex32", "complex64", "complex128")
+    getattr(torch, name): name for name in ("uint32", "uint64", "complex32", "complex64", "complex128")
 }
 """torch's dtype -> name of the type, of tensors that only calls of torch take."""
 

@@ -189,7 +189,7 @@ MOST_ROW_THREADS = 1024
 SIZES = {
     **dict.fromkeys(("float64", "int64"), 8),
     **dict.fromkeys(("float32", "int32"), 4),
-    **dict.fromkeys(("float16", "bfloat16", "int8", "uint8", "fp8_e4m3", "fp8_e5m2"), 2),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16", "int8", "uint8", "fp8_e4m3", "fp8_e5m2"), 2),
 }
 """Bytes by which vectors are chosen: elements of 8 bits go by eights too, as wider ones beside them do."""
 

@@ -15,7 +15,8 @@ MOVES_CODES = ("input", "convert", "broadcast", "concat", "gather", "put", "resh
 """Operators that read or make them."""
 
 ELEMENTS = (
-    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool", *FLOATS8,
+    "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "uint16", "int8", "uint8", "bool",
+    *FLOATS8,
 )  # fmt: skip
 """Types of elements that kernels of chains read, compute with and store."""
 

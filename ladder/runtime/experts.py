@@ -23,7 +23,7 @@ from ladder.runtime.packed import PackedWeight, pack
 from ladder.runtime.registered import define, library
 from targets import TileDevice
 from tile_types.arrays import torch_dtype
-from tile_types.errors import DTypeError, ShapeError, require_kind
+from tile_types.errors import DTypeError, ShapeError, ValueRangeError, require_kind
 from tile_types.quantized import QuantizedTensor
 
 SCHEMA = (
@@ -195,7 +195,10 @@ def check_operands(
 
 
 def host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int, int, int]]:
-    """Return experts, each with first row and end of its tokens, within x whatever the ranges say."""
+    """Return experts, each with first row and end of its tokens, within x whatever the ranges say.
+
+    Raises ValueRangeError if offsets descend: rows would belong to two experts.
+    """
     numbers = ranges.tolist()
     if gemm.slots:
         slot = tokens // len(numbers)
@@ -204,6 +207,9 @@ def host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int
     if gemm.masked:
         slot = tokens // gemm.experts
         return [(e, e * slot, e * slot + min(count, slot)) for e, count in enumerate(numbers)]
+    for e, (low, high) in enumerate(pairwise(numbers)):
+        if low > high:
+            raise ValueRangeError(f"offsets must ascend, but expert {e} has rows {low} to {high}")
     return [(e, max(low, 0), min(high, tokens)) for e, (low, high) in enumerate(pairwise(numbers))]
 
 

@@ -36,7 +36,8 @@ class Entry:
 
     pattern, weights: Of `benchmarks.graph_patterns`.
     numbers: Of the program, in order.
-    found: Per graph its structure, its printed form over symbols, its certificate, extents and stability.
+    found: Per graph its structure, its printed form over symbols, its certificate, extents and stability, and
+        the types in which it is stable.
     """
 
     pattern: str
@@ -73,7 +74,11 @@ def recalled(form: Canonical, limits: Limits, most: int) -> Report | None:
     if entry is None:
         return None
     found: list[VerifiedGraph] = []
+    graph = form.program.symbolic
+    ttype = graph.tile(graph.outputs[0]).ttype.name
     for structure, given in zip(entry.structures(form.program), entry.found, strict=True):
+        if ttype not in given["types"]:
+            continue
         with suppress(ShapeError):  # no tiles divide these sizes
             found.append(_found(structure, given, form.program, limits))
     ranked = sorted(found, key=lambda one: one.cost)[:most]

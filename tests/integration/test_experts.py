@@ -7,7 +7,7 @@ import torch
 
 import ladder
 from ladder.runtime import experts, operator
-from tile_types.errors import DTypeError, LadderError, ShapeError
+from tile_types.errors import DTypeError, LadderError, ShapeError, ValueRangeError
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
 
@@ -40,7 +40,7 @@ def relative_error(y: torch.Tensor, exact: torch.Tensor) -> float:
     return float((y.double()[owned] - exact[owned]).norm() / exact[owned].norm())
 
 
-@pytest.mark.parametrize("offsets", [[0, 2, 2, 7], [0, 0, 0, 7], [0, 7, 7, 7], [1, 3, 4, 6]])
+@pytest.mark.parametrize("offsets", [[0, 2, 2, 7], [0, 0, 0, 7], [0, 7, 7, 7], [1, 3, 4, 6], [-3, 2, 5, 99]])
 def test_tokens_of_experts_follow_each_other(offsets: list[int]) -> None:
     matrices = weights()
     op = ladder.GroupedMatmul(E, N, K, "int4", group_size=24, output="float32", bias=True)
@@ -136,6 +136,8 @@ def test_what_does_not_fit_is_named() -> None:
     ranges = torch.tensor([0, 1, 4, 6], dtype=torch.int32)
     with pytest.raises(DTypeError, match=r"offsets must be torch\.int32"):
         op(x, packed, ranges.long())
+    with pytest.raises(ValueRangeError, match="offsets must ascend, but expert 1 has rows 4 to 1"):
+        op(x, packed, torch.tensor([0, 4, 1, 6], dtype=torch.int32))
     with pytest.raises(DTypeError, match="offsets must be a torch tensor, got list"):
         op(x, packed, [0, 1, 4, 6])
     with pytest.raises(ShapeError, match=r"offsets must have shape \[4\]"):

@@ -1,4 +1,4 @@
-"""Chains whose elements have 8 bits, on all targets: floats as ml_dtypes rounds them, vectors of codes."""
+"""Chains of 8-bit elements and short integers, on all targets: floats as ml_dtypes rounds them."""
 
 from __future__ import annotations
 
@@ -129,11 +129,11 @@ def test_tokens_are_quantized(target: str, kind: str, columns: int) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16"])
 @pytest.mark.parametrize("columns", [64, 20, 7])
 def test_vectors_of_codes_are_read_and_written(target: str, kind: str, columns: int) -> None:
     """What is read by vectors beside a wider operand, reduced, turned and cut; sums wrap around."""
-    codes = torch.arange(9 * columns).to(TORCH[kind]).reshape(9, columns)
+    codes = (torch.arange(9 * columns) * 997).to(TORCH[kind]).reshape(9, columns)
     x = torch.randn(9, columns, generator=torch.Generator().manual_seed(0))
     g = GraphBuilder("chain")
     a, b = g.input("a", kind, (9, columns)), g.input("b", "float32", (9, columns))

@@ -300,3 +300,26 @@ def test_rows_with_infinity_have_no_scale() -> None:
     codes, scale = run(x)
     torch.testing.assert_close(scale, quantize_tokens(x, "int8")[1], equal_nan=True)
     assert codes[:2].tolist() == [[32, 64, -127], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("kind", [torch.int16, torch.uint16])
+def test_short_integers_are_elements_of_chains(kind: torch.dtype) -> None:
+    """Sound of 16 bits to numbers and back, arithmetic that wraps around, in kernels of ours alone."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wave = x.to(torch.float32) / 32768
+        again = (wave.clamp(0, 1) * 32767).to(kind)
+        if kind == torch.uint16:  # torch has no arithmetic of them
+            return wave, again, torch.cat((x, again))
+        return wave, again, torch.cat((x, again)), x + x * 3, x.abs().amax(1), x & 255, x < 40000, -x >> 3
+
+    x = torch.randint(-(1 << 15), 1 << 15, (5, 37), generator=torch.Generator().manual_seed(0))
+    x[0, :3] = torch.tensor([-(1 << 15), (1 << 15) - 1, 0])
+    x = x.to(kind)
+    fast = ladder.compile(program)
+    for _ in range(2):
+        got = fast(x)
+    for one, other in zip(got, program(x), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one.double(), other.double())
+    assert "torch" not in str(fast.plan())

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import ship_graphs
-from benchmarks.graph_patterns import PATTERNS, WEIGHTS, get_pattern
+from benchmarks.graph_patterns import PATTERNS, TYPES, WEIGHTS, get_pattern
 from ladder.superopt.canonical import Canonical, canonical
 from ladder.superopt.generator import Limits, VerifiedGraph, instantiate
 from ladder.superopt.generator.instantiate import symbolic_program
 from ladder.superopt.generator.search import proved
 from ladder.superopt.generator.stored import certificate_of
 from ladder.superopt.operators import OPERATORS
-from ladder.superopt.shipped import entries
+from ladder.superopt.shipped import certified, entries, recalled
 from ladder.superopt.tracer import Tracer
 from ladder.superopt.verifier import DELTA, verify_for_all_extents
 
@@ -57,6 +57,7 @@ def test_what_is_shipped_is_proved_again(name: str, weights: str) -> None:
     """By its own seed, and for other numbers and sizes by a new one."""
     form = get_pattern(name).program(weights)
     entry = entries()[form.key]
+    form = get_pattern(name).program(weights, entry.found[0]["types"][0])
     stored, structure = entry.found[0], entry.structures(form.program)[0]
     mapping, known = structure.mapping, certificate_of(stored["certificate"])
     pair = symbolic_program(mapping, form.program), instantiate(structure, form.program)
@@ -70,6 +71,24 @@ def test_what_is_shipped_is_proved_again(name: str, weights: str) -> None:
     assert isinstance(found, VerifiedGraph)
     assert found.certificate.equal
     assert found.stability.stable
+
+
+@pytest.mark.parametrize(("weights", "kept"), [("packed", 4), ("rows", 4), ("columns", 0)])
+def test_gains_are_multiplied_in_first_where_they_cannot_overflow(weights: str, kept: int) -> None:
+    """Rows times gains overflow in float16, not in bfloat16: one type's graphs are not the other's."""
+    found = {}
+    for ttype in TYPES:
+        form = get_pattern("norm, product").program(weights, ttype)
+        report = recalled(form, Limits(), 8)
+        assert report is not None
+        found[ttype] = [one.structure for one in report.found]
+        for one in report.found:
+            assert isinstance(certified(one, form.program, Limits()), VerifiedGraph)
+    assert len(found["float16"]) == kept
+    first = [one for one in found["bfloat16"] if one not in found["float16"]]
+    form = get_pattern("norm, product").program(weights)
+    assert first
+    assert "overflowing" in proved(first[0], form.program, Limits(), Fraction(DELTA)).stability.reason
 
 
 def test_a_graph_with_another_number_is_refused() -> None:

@@ -98,9 +98,12 @@ def test_a_scaled_norm_of_many_operators_is_found():
     """Its chains are single steps, and no longer than that: the program of the difference has none."""
     sizes = {"M": 8, "K": 16, "N": 16}
     program = Program("scaled", lambda n, s: _layer_norm(n, s, scaled=True), sizes)
-    limits = Limits(operators_of(program), grid=1, loops=0, split=False, proofs=1, workers=1)
+    limits = Limits(operators_of(program), grid=1, loops=0, split=False, proofs=2, workers=1)
     report = search(program, limits)
     assert [found.certificate.equal for found in report.found] == [True]
+    assert (
+        "overflowing product of X S" in report.unstable[0].stability.reason
+    )  # the scale is multiplied in first
 
 
 def test_the_mean_is_computed_apart_in_float32_and_all_is_proved():

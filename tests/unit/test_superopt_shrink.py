@@ -243,6 +243,36 @@ def test_products_overflow_that_only_a_factor_kept_small(factor, monkeypatch):
     assert check_stability(turned, before).stable
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_gains_may_not_overflow_before_the_norm_divides(seed, monkeypatch):
+    """(x g) @ w / norm rounds x g to float16; a row divided first, or (x @ (g w)) / norm, stays finite."""
+    monkeypatch.setattr(superopt_programs, "TYPE", "float16")
+
+    def wide(value):
+        return value.op("convert", type="float32")
+
+    def norm(x):
+        mean, epsilon = (
+            Value(x.builder, x.builder.add("constant", value=c, type="float32")) for c in (1 / 16, 1e-5)
+        )
+        return (wide(x).square().sum(1) * mean + epsilon).sqrt()
+
+    def result(late):
+        return lambda x, g, w: late(x, g, w).op("convert", type="float16")
+
+    def product(x, w):
+        return x.op("convert", type="float16").op("matmul", w.op("convert", type="float16"), type="float32")
+
+    shapes = (4, 16), (1, 16), (16, 8)
+    original = half(lambda x, g, w: (x / (x.square().sum(1) * (1 / 16) + 1e-5).sqrt() * g) @ w, *shapes)
+    first = half(result(lambda x, g, w: product(wide(x) * wide(g), w) / norm(x)), *shapes)
+    after = half(result(lambda x, g, w: product(wide(x) / norm(x) * wide(g), w)), *shapes)
+    weights = half(result(lambda x, g, w: product(x, wide(g).T * wide(w)) / norm(x)), *shapes)
+    assert "relative error inf" in check_stability(first, original, seed=seed).reason
+    assert check_stability(after, original, seed=seed).stable
+    assert check_stability(weights, original, seed=seed).stable
+
+
 def test_exponentials_without_their_maximum_overflow():
     def softmax(x):
         e = x.exp()

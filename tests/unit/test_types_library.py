@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tile_types import (
     Metadata,
@@ -31,6 +32,30 @@ ISSUE_NAMES = frozenset(
     ternary nf4 fp4_e2m1 fp6_e2m3 fp6_e3m2 mxfp8_e4m3 mxfp8_e5m2 mxfp6_e2m3 mxfp6_e3m2 mxfp4 nvfp4 e8m0
     """.split()  # noqa: SIM905
 )
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [(f"int{bits}", -(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)]
+    + [(f"uint{bits}", 0, (1 << bits) - 1) for bits in (8, 16, 32, 64)],
+)
+def test_integers_have_their_true_limits(name: str, least: int, most: int) -> None:
+    ttype = get_type(name)
+    assert (ttype.minimum, ttype.maximum, ttype.is_integer) == (least, most, True)
+    if ttype.elem_bits > 32:
+        with pytest.raises(ValueRangeError, match=f"{name} has no codes"):
+            ttype.encode(np.zeros(3))
+        return
+    given = np.array([0, 1, least, most, 1e30, -1e30, 2.5])
+    wanted = np.clip(np.rint(given), least, most)
+    assert np.array_equal(ttype.decode_codes(ttype.encode(given)), wanted)
+    assert np.array_equal(ttype.decode_array(torch.from_numpy(ttype.encode(given).astype(np.int64))), wanted)
+
+
+def test_other_types_of_programs_have_their_true_limits() -> None:
+    assert get_type("float64").maximum == -get_type("float64").minimum == np.finfo(np.float64).max
+    assert (get_type("bool").minimum, get_type("bool").maximum) == (0, 1)
+    assert not get_type("float64").is_integer
 
 
 def test_the_library_has_every_name() -> None:

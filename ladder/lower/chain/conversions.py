@@ -13,7 +13,7 @@ from tvm.script import tirx as T
 
 from ladder.ir.scalars import opaque, reinterpreted
 from ladder.lower import Expr
-from ladder.lower.chain.element_types import HALVES, INTEGERS8, computed_type
+from ladder.lower.chain.element_types import HALVES, NARROW, computed_type
 
 MANTISSA, BIAS = 23, 127
 """Of float32."""
@@ -50,7 +50,7 @@ def converted(
 ) -> Expr:
     """Return an element of type ``read`` as one of type ``kind``, both in the types they are computed in.
 
-    Integers of 8 bits wrap around, as do floats on their way to them.
+    Integers of 8 and 16 bits wrap around, as do floats on their way to them.
 
     named: Puts what is used several times into a register.
     rounded: Rounds to a 16-bit type what is to be exact; None: it is rounded where it is stored.
@@ -62,7 +62,7 @@ def converted(
     if kind in FORMATS and read != kind:
         wide = source if str(source.ty.dtype) == "float32" else T.Cast("float32", source)
         return encode(named(wide), kind)
-    if kind in INTEGERS8 and str(source.ty.dtype) != "bool":
+    if kind in NARROW and str(source.ty.dtype) != "bool":
         return T.Cast(wanted, opaque(T.Cast(kind, opaque(T.Cast(wanted, source)))))
     found = source if str(source.ty.dtype) == wanted else T.Cast(wanted, source)
     return rounded(found, kind) if kind in HALVES and rounded else found

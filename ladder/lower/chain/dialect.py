@@ -16,7 +16,7 @@ from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.conversions import encoded, round_through
-from ladder.lower.chain.element_types import HALVES, INTEGERS8
+from ladder.lower.chain.element_types import HALVES, INTEGERS16, NARROW
 from ladder.lower.chain.gathers import no_row_number
 from ladder.lower.chain.indices import Index
 from ladder.lower.gpu.emission import TirMachine
@@ -163,10 +163,12 @@ class Dialect(ABC):
     # ---- made of these -------------------------------------------------------------------------------
     def packed(self, found: Sequence[Expr], dtype: str) -> list[Expr]:
         """Return elements as 32-bit words, the first in the low bits."""
-        if dtype in INTEGERS8:
-            words = [reinterpreted("uint32", T.Cast("int32", value)) for value in found]
-            pairs = [self.permute(*two, PAIR_OF_BYTES) for two in zip(words[::2], words[1::2], strict=True)]
-            return [self.permute(*two, PAIR_OF_HALVES) for two in zip(pairs[::2], pairs[1::2], strict=True)]
+        if dtype in NARROW:
+            parts = [reinterpreted("uint32", T.Cast("int32", value)) for value in found]
+            for selector in (PAIR_OF_HALVES,) if dtype in INTEGERS16 else (PAIR_OF_BYTES, PAIR_OF_HALVES):
+                both = zip(parts[::2], parts[1::2], strict=True)
+                parts = [self.permute(*two, selector) for two in both]
+            return parts
         if dtype not in HALVES:
             return [b.bind(reinterpreted("uint32", self.rounded(value, dtype))) for value in found]
         return [

@@ -9,7 +9,11 @@ HALVES = ("float16", "bfloat16")
 
 INTEGERS8 = ("int8", "uint8")
 
-COMPUTED = {**dict.fromkeys(HALVES, "float32"), **dict.fromkeys(INTEGERS8, "int32")}
+INTEGERS16 = ("int16", "uint16")
+
+NARROW = (*INTEGERS8, *INTEGERS16)
+
+COMPUTED = {**dict.fromkeys(HALVES, "float32"), **dict.fromkeys(NARROW, "int32")}
 """Types that are computed with in another."""
 
 

@@ -31,7 +31,7 @@ from tile_types.tile import Extent, Tile
 BYTES = {
     **dict.fromkeys(("float64", "int64"), 8),
     **dict.fromkeys(("float32", "int32"), 4),
-    **dict.fromkeys(("float16", "bfloat16"), 2),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
     **dict.fromkeys(("int8", "uint8"), 1),
 }
 

@@ -22,7 +22,7 @@ from ladder.lower.chain.values import Values
 ACCESS_BYTES = 16
 """Bytes of one access at most."""
 
-VECTORS = ("float32", "float16", "bfloat16", "int32", "int8", "uint8")
+VECTORS = ("float32", "float16", "bfloat16", "int32", "int16", "uint16", "int8", "uint8")
 """Types in memory of which vectors are loaded and stored."""
 
 

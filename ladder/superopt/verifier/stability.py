@@ -2,9 +2,11 @@
 
 Both programs run in their own precision, each value rounded to its type and sums taken in float32, and are
 compared with the original in float64, on every class of data in `CLASSES`: each input in turn and all at
-once. A candidate passes if its error is at most `SLACK` times the original's, or `ULPS` units in the last
-place of the result's type, on all of them. Programs without sums and products of matrices are also compared
-among results of about the same magnitude, so that large ones do not hide small ones.
+once, and of `PAIRS`. A candidate that computes in float32 what the original computes in 16 bits is also
+compared with the original as kernels compute it: only operands of products and results have 16 bits. A
+candidate passes if its error is at most `SLACK` times the original's, or `ULPS` units in the last place of
+the result's type, on all of them. Programs without sums and products of matrices are also compared among
+results of about the same magnitude, so that large ones do not hide small ones.
 
 Before that, a rule: a candidate that subtracts values of higher degree in the inputs than the original does
 (one-pass variance, expanded squared distances) cancels what the original does not.
@@ -26,12 +28,14 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.interpret import NUMERIC, Domain, interpret
 from ladder.ir.operator import Operator
 from ladder.superopt.verifier.coverage import require_complete
+from tile_types import get_type
 from tile_types.errors import VerificationError
 from tile_types.tile import Tile
 from tile_types.ttype import TType
 
 Array = npt.NDArray[np.float64]
 Shape = tuple[int, ...]
+Draw = Callable[[np.random.Generator, Shape, TType], Array]
 
 SLACK = 4.0
 """How many times the original's own error in the same precision is still stable."""
@@ -43,7 +47,7 @@ SPREAD = 0.05
 """Standard deviation of values with a large mean."""
 
 
-def _around(mean: float) -> Callable[[np.random.Generator, Shape, TType], Array]:
+def _around(mean: float) -> Draw:
     return lambda generator, shape, ttype: mean + SPREAD * generator.standard_normal(shape)
 
 
@@ -89,15 +93,20 @@ def _largest(generator: np.random.Generator, shape: Shape, ttype: TType) -> Arra
 
 def _vast(generator: np.random.Generator, shape: Shape, ttype: TType) -> Array:
     """Magnitudes whose squares overflow, in types of a wide enough range; in others up to 1."""
-    most = ttype.max_abs**0.51
+    most = ttype.max_abs**ROOT
     return generator.uniform(0.5, 1.0, shape) * (2.0 * most if most > 2.0**20 else 1.0)
 
 
-def _scaled(factor: float) -> Callable[[np.random.Generator, Shape, TType], Array]:
+def _scaled(factor: float) -> Draw:
     return lambda generator, shape, ttype: factor * generator.standard_normal(shape)
 
 
-CLASSES: dict[str, Callable[[np.random.Generator, Shape, TType], Array]] = {
+def _factors(generator: np.random.Generator, shape: Shape, ttype: TType) -> Array:
+    """Magnitudes of which two multiplied overflow, in types of any range."""
+    return np.asarray(generator.uniform(1.0, 2.0, shape) * ttype.max_abs**ROOT)
+
+
+CLASSES: dict[str, Draw] = {
     "uniform": _uniform, "normal": _scaled(1.0), "small": _scaled(2.0**-12), "large": _scaled(2.0**8),
     "mean 10": _around(10.0), "mean -10": _around(-10.0), "mean 100": _around(1e2),
     "mean 1000": _around(1e3), "mean 10000": _around(1e4),
@@ -114,8 +123,17 @@ OPPOSED = 100.0
 """Mean of one input and, negated, of another: exponentials of each overflow and vanish, that of their sum
 does not."""
 
+PAIRS: dict[str, tuple[Draw, Draw]] = {
+    f"mean {OPPOSED:g} and {-OPPOSED:g}": (_around(OPPOSED), _around(-OPPOSED)),
+    "overflowing product of": (_factors, _factors),
+}
+"""Name -> what is drawn for two inputs, the others being uniform."""
+
 IF_FINITE = "all vast"
 """Data on which results are compared if the original is finite everywhere, as quotients are."""
+
+ROOT = 0.51
+"""Power of the largest finite number at which products of two magnitudes overflow."""
 
 EDGE = 2.0**-8
 """Where results exceed this part of the largest finite number they may overflow: sums in another order do,
@@ -180,6 +198,9 @@ def _nearest(values: Array, ttype: TType) -> Array:
 
 _NATIVE: dict[str, Any] = {"float16": np.float16, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
 
+PRODUCTS = ("matmul", "contract")
+"""Operators whose operands kernels round to their types."""
+
 SUMS = ("matmul", "contract", "reduce_sum", "accumulate")
 """Operators that compute in float32 what they compute of float32."""
 
@@ -205,24 +226,49 @@ def check_stability(candidate: Graph, original: Graph, *, seed: int = 0) -> Stab
         return replace(worst, stable=False, reason=SUBTRACTS)
     apart = not any(node.operator in SUMS for graph in (candidate, original) for _, node in graph.walk())
     types = [original.tile(output).ttype for output in original.outputs]
+    wide = any(node.tile.ttype.name == "float32" for _, node in candidate.walk() if node.operator != "input")
     enough = max(map(_unit, types)) * ULPS
     for label, operands in _inputs(original, np.random.default_rng(seed)):
         with np.errstate(all="ignore"):
-            exact, filled = _exact(original, operands)
+            exact = interpret(original, operands, NUMERIC)
             found = interpret(candidate, operands, rounding_domain())
-            wanted = interpret(original, operands, rounding_domain())
-            if label == IF_FINITE and not all(np.isfinite(value).all() for value in wanted):
-                continue
-            for own, its in _errors(found, wanted, exact, types, apart, filled >= FULL):
-                worst = replace(worst, error=max(worst.error, own), original=max(worst.original, its))
-                if own > max(enough, SLACK * its):
-                    reason = f"{label}: relative error {own:.1e}, the original has {its:.1e}"
-                    return replace(worst, stable=False, reason=reason)
+            errors = [
+                pair
+                for wanted, filled in _readings(original, operands, wide)
+                if label != IF_FINITE or all(np.isfinite(value).all() for value in wanted)
+                for pair in _errors(found, wanted, exact, types, apart, filled >= FULL)
+            ]
+        for own, its in errors:
+            worst = replace(worst, error=max(worst.error, own), original=max(worst.original, its))
+            if own > max(enough, SLACK * its):
+                reason = f"{label}: relative error {own:.1e}, the original has {its:.1e}"
+                return replace(worst, stable=False, reason=reason)
     return worst
 
 
-def _exact(graph: Graph, operands: Sequence[Array]) -> tuple[tuple[Array, ...], float]:
-    """Return results in float64, and the largest part of a type's range that a value's terms sum to."""
+def _readings(
+    graph: Graph, operands: Sequence[Array], wide: bool
+) -> Iterator[tuple[tuple[Array, ...], float]]:
+    """Yield results, and the largest part of a type's range that a value's terms sum to.
+
+    wide: Whether to read the graph also as kernels compute it, in float32 but for results and operands of
+        products of matrices.
+    """
+    yield interpret(graph, operands, rounding_domain()), _filled(graph, operands, lambda node: node.tile)
+    if wide:
+        multiplied = {value for node in graph.nodes if node.operator in PRODUCTS for value in node.inputs}
+        narrow = multiplied | set(graph.outputs)
+
+        def tile(node: Node) -> Tile:
+            widens = node.name not in narrow and node.tile.ttype.name in ("float16", "bfloat16")
+            return replace(node.tile, ttype=get_type("float32")) if widens else node.tile
+
+        domain = replace(rounding_domain(), keep=lambda node, value: rounded(value, tile(node)))
+        yield interpret(graph, operands, domain), _filled(graph, operands, tile)
+
+
+def _filled(graph: Graph, operands: Sequence[Array], tile: Callable[[Node], Tile]) -> float:
+    """Return the largest part of a type's range that a value's terms sum to."""
     values: list[Any] = []
     most = 0.0
 
@@ -238,13 +284,13 @@ def _exact(graph: Graph, operands: Sequence[Array]) -> tuple[tuple[Array, ...], 
 
     def filled(node: Node, value: Any) -> Any:
         nonlocal most
-        most = max(most, float(np.max(value, initial=0.0)) / node.tile.ttype.max_abs)
+        most = max(most, float(np.max(value, initial=0.0)) / tile(node).ttype.max_abs)
         return value
 
-    exact = interpret(graph, operands, replace(NUMERIC, keep=kept))
+    interpret(graph, operands, replace(NUMERIC, keep=kept))
     each = iter(values)
     interpret(graph, [*map(np.abs, operands)], replace(NUMERIC, apply=bound, keep=filled))
-    return exact, most
+    return most
 
 
 def _unit(ttype: TType) -> float:
@@ -272,13 +318,17 @@ def _inputs(graph: Graph, generator: np.random.Generator) -> Iterator[tuple[str,
             label = f"{name} {' '.join(graph.inputs[number].name for number in which)}"
             yield label, [rounded(values, tile) for values, tile in zip(drawn, tiles, strict=True)]
     for pair in combinations(range(len(tiles)), 2):
-        means = dict(zip(pair, (OPPOSED, -OPPOSED), strict=True))
-        drawn = [
-            (_around(means[number]) if number in means else _uniform)(generator, tile.known_shape, tile.ttype)
-            for number, tile in enumerate(tiles)
-        ]
-        label = f"mean {OPPOSED:g} and {-OPPOSED:g} {' '.join(graph.inputs[number].name for number in pair)}"
-        yield label, [rounded(values, tile) for values, tile in zip(drawn, tiles, strict=True)]
+        names = " ".join(graph.inputs[number].name for number in pair)
+        for label, draws in PAIRS.items():
+            given = dict(zip(pair, draws, strict=True))
+            drawn = [
+                given.get(number, _uniform)(generator, tile.known_shape, tile.ttype)
+                for number, tile in enumerate(tiles)
+            ]
+            yield (
+                f"{label} {names}",
+                [rounded(values, tile) for values, tile in zip(drawn, tiles, strict=True)],
+            )
     vast = [_vast(generator, tile.known_shape, tile.ttype) for tile in tiles]
     yield IF_FINITE, [rounded(values, tile) for values, tile in zip(vast, tiles, strict=True)]
 
