@@ -27,6 +27,9 @@ WARP = 32
 JOIN = 40e-9
 """Seconds in which a lane takes what a warp found, of reductions along an axis before the last."""
 
+LEAST_TOGETHER = 16
+"""Elements side by side in memory, along axes of a result before its last, that are worth a tile's row."""
+
 LEAST_BYTES = 2.0
 """Bytes that a lane reads at least."""
 
@@ -129,6 +132,22 @@ def runs_along_rows(graph: MovementGraph, move: Move) -> bool:
         if last > 0 and inside.all() and beyond.all() and (far - near == 1).mean() > 0.75:
             return True
     return False
+
+
+def follow_in_memory(graph: MovementGraph, move: Move) -> bool:
+    """Tell whether axes of the result before the last are one in the source, in any order: as of windows."""
+    source, result = graph.tensors[move.source], graph.tensors[move.result]
+    rows = [axis for axis, extent in enumerate(result.shape[:-1]) if extent > 1]
+    if not rows:
+        return False
+    steps = np.zeros((len(rows) + 1, len(result.shape)), np.int64)
+    steps[np.arange(len(rows)), rows] = 1
+    found, inside = addresses(move.pattern, source.shape, tuple(steps.T))
+    apart = {int(at - found[-1]): axis for at, axis in zip(found[:-1], rows, strict=True)}
+    together = 1
+    while inside.all() and together in apart:
+        together *= result.shape[apart[together]]
+    return together >= LEAST_TOGETHER
 
 
 def alternates(graph: MovementGraph, move: Move) -> bool:

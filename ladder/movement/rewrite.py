@@ -20,7 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from ladder.movement.graph import LEVELS, Compute, Move, MovementGraph, Slice, Step, Sync, Tensor
-from ladder.movement.model import moved, runs_along_rows, sectors_per_warp, traffic
+from ladder.movement.model import follow_in_memory, moved, runs_along_rows, sectors_per_warp, traffic
 from ladder.movement.pattern import Pattern, addresses, unravel
 
 Rule = Callable[[MovementGraph], MovementGraph | None]
@@ -325,7 +325,9 @@ def is_scattered(graph: MovementGraph, move: Move) -> bool:
         return False
     if graph.tensors[move.source].elements * SMALL < graph.tensors[move.result].elements:
         return False  # caches have it
-    return sectors_per_warp(graph, move) > SCATTERED and runs_along_rows(graph, move)
+    if sectors_per_warp(graph, move) <= SCATTERED:
+        return False
+    return runs_along_rows(graph, move) or follow_in_memory(graph, move)
 
 
 def relax_syncs(graph: MovementGraph) -> MovementGraph | None:

@@ -10,7 +10,7 @@ V is the elements of a vector along rows; S spreads the few vectors of a low til
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -25,7 +25,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
-from ladder.lower.chain.indices import Index
+from ladder.lower.chain.indices import Index, variables_of
 from ladder.lower.chain.nest import BYTES, uses
 from ladder.lower.chain.vectors import ACCESS_BYTES, Shared, element
 from schedules.schedule import check
@@ -56,17 +56,18 @@ class Staged:
 class SharedTranspose:
     """The tiles of one kernel.
 
-    axes: (first, last) of the result's axes that count as a tile's rows.
+    axes: Of the result's, those that count as a tile's rows, the one that rows run along first at the end.
     """
 
-    def __init__(self, nest: GpuNest, axes: tuple[int, int]) -> None:
+    def __init__(self, nest: GpuNest, axes: Sequence[int]) -> None:
         self.nest, self.values, self.axes = nest, nest.values, axes
         self.value = nest.graph.outputs[0]
-        shape = nest.shape(self.value)
-        self.group = shape[axes[0] : axes[1] + 1]
-        self.outer = [*shape[: axes[0]], *shape[axes[1] + 1 : -1]]
+        shape, extents = nest.shape(self.value), nest.graph.tile(self.value).shape
+        self.group = [shape[axis] for axis in axes]
+        self.others = [axis for axis in range(len(shape) - 1) if axis not in axes]
+        self.outer = [shape[axis] for axis in self.others]
         self.columns = shape[-1]
-        self.rows = nest.extent(product(nest.graph.tile(self.value).shape[axes[0] : axes[1] + 1]))
+        self.rows = nest.extent(product([extents[axis] for axis in axes]))
         self.tile_rows, self.tile_columns = nest.mapping.tile
         self.span, found = self.find()
         """Elements of a vector along rows."""
@@ -81,7 +82,8 @@ class SharedTranspose:
 
     def place(self, outer: Sequence[Expr], row: Expr, column: Expr) -> Index:
         group = self.nest.unravelled(row, self.group)
-        return (*outer[: self.axes[0]], *group, *outer[self.axes[0] :], column)
+        along = dict(zip((*self.others, *self.axes), (*outer, *group), strict=True))
+        return (*(along[axis] for axis in sorted(along)), column)
 
     def find(self) -> tuple[int, list[tuple[int, str]]]:
         """Return the widest vectors that reads along rows can have, and these reads as `along_rows` does."""
@@ -90,22 +92,38 @@ class SharedTranspose:
                 return span, found
         raise ScheduleError("nothing of this chain lies along the tile's rows")
 
+    def filled(self) -> float:
+        """Return how much of a tile has rows; 1 where their number is open."""
+        return min(1.0, self.rows / self.tile_rows) if isinstance(self.rows, int) else 1.0
+
     def pitch(self, dtype: str) -> int:
         """Return the words of a tile's row in shared memory: whole groups of eight chunks."""
         return -(-self.tile_columns * BYTES[dtype] // (32 * CHUNK)) * 32
 
     def along_rows(self, span: int) -> list[tuple[int, str]]:
-        """Return (position, input) of the reads whose neighbours along rows are neighbours in memory."""
+        """Return (position, input) of the reads whose neighbours along rows are neighbours in memory.
+
+        Of any row, or of the rows from which vectors begin.
+        """
         nest = self.nest
         if isinstance(self.rows, int | tirx.IntImm) and int(self.rows) % span:
             return []
+        row, chunk = nest.probe("row", self.rows), nest.probe("rows", tirx.floordiv(self.rows, span))
+        every = self.neighbours([row], row, span)  # what counts rows alone counts elements, too
+        return every or self.neighbours([chunk * span + lane for lane in range(max(span, 2))], 0, span)
+
+    def neighbours(self, rows: Sequence[Expr], along: Expr, span: int) -> list[tuple[int, str]]:
+        """Return the reads that lie side by side in memory for ``rows``, vectors of them as they can be read.
+
+        along: What their addresses are a sum of with something that does not depend on it.
+        """
+        nest = self.nest
         outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
-        chunk, looked = nest.probe("rows", tirx.floordiv(self.rows, span)), max(span, 2)
         column = nest.probe("column", self.columns)
         reads: list[list[tuple[str, Expr]]] = []
         with self.values.only_loads():
-            for lane in range(looked):
-                at = self.place(outer, chunk * span + lane, column)
+            for row in rows:
+                at = self.place(outer, row, column)
                 reads.append(
                     [(name, nest.address(name, index)) for name, index in nest.reads(self.value, at)]
                 )
@@ -115,11 +133,13 @@ class SharedTranspose:
             name, base = column_reads[0]
             size = BYTES.get(stored_type(nest.graph.tile(name).ttype.name), 0)
             steps = [self.values.simplified(at - base) for _, at in column_reads]
-            along = all(step == lane for lane, step in enumerate(steps))
+            rest = self.values.simplified(base - along)
+            beside = all(step == lane for lane, step in enumerate(steps))
+            beside = beside and not uses(rest, variables_of(along))
             fits = size in (2, 4) or (size == 1 and span >= 4 and self.are_bytes())
-            whole = fits and (span == 1 or nest.vectors.is_aligned(name, base, span))
+            whole = fits and (span == 1 or nest.vectors.is_aligned(name, rest, span))
             gathered = uses(base, [*self.values.stand_ins.values()])  # a number that is not worked out yet
-            if along and span * size <= ACCESS_BYTES and whole and not gathered:
+            if beside and span * size <= ACCESS_BYTES and whole and not gathered:
                 found.append((position, name))
         return found
 
@@ -187,6 +207,8 @@ class SharedTranspose:
 
     def load(self, staged: Staged, outer: Sequence[Expr], row: Expr, column: Expr, registers: Any) -> None:
         """Emit one vector along rows into registers."""
+        row = b.bind(row)  # where it begins in memory is worked out from its number, not from what that is of
+        self.nest.within(row, self.rows)
         with self.values.only_loads():
             _, index = self.nest.reads(self.value, self.place(outer, row, column))[staged.position]
         if self.span == 1:
@@ -244,27 +266,58 @@ class SharedTranspose:
         return Shared(self.nest.dialect, words, tuple(places), half)
 
 
-def row_axes_of_tile(nest: GpuNest) -> tuple[int, int]:
-    """Return the axes that count as a tile's rows: along which inputs lie; as many as can."""
+def transpose_of(nest: GpuNest) -> SharedTranspose:
+    """Return the tiles along whose rows inputs have the widest vectors; of as many rows as can be."""
+    found = []
+    for axes in row_axes(nest):
+        with suppress(ScheduleError):
+            found.append(SharedTranspose(nest, axes))
+    check(bool(found), "nothing of this chain lies along other axes than its result")
+    return max(found, key=lambda tiles: (tiles.span, tiles.filled()))
+
+
+def row_axes(nest: GpuNest) -> list[tuple[int, ...]]:
+    """Return the axes that may count as a tile's rows: those of a run, or as an input has them in memory."""
     rank = len(nest.graph.tile(nest.graph.outputs[0]).shape)
-    best: tuple[int, tuple[int, int]] | None = None
-    lasts = [rank - 2] if nest.lanes > 1 else range(rank - 2, -1, -1)
-    for last in lasts:
-        for first in [0] if nest.lanes > 1 else range(last + 1):
-            try:
-                span = SharedTranspose(nest, (first, last)).span
-            except ScheduleError:
-                continue
-            if best is None or span > best[0]:
-                best = (span, (first, last))
-    check(best is not None, "nothing of this chain lies along other axes than its result")
-    assert best is not None
-    return best[1]
+    if nest.lanes > 1:
+        return [tuple(range(rank - 1))]
+    runs = [tuple(range(first, last + 1)) for last in range(rank - 2, -1, -1) for first in range(last + 1)]
+    return [*dict.fromkeys([*runs, *axes_in_memory(nest)])]
+
+
+def axes_in_memory(nest: GpuNest) -> list[tuple[int, ...]]:
+    """Return for each input the axes of the result that follow each other in its memory."""
+    value = nest.graph.outputs[0]
+    shape = nest.shape(value)
+    index = tuple(nest.probe(f"a{axis}", extent) for axis, extent in enumerate(shape))
+    steps: list[list[Expr]] = []
+    with nest.values.only_loads():
+        base = [nest.address(*read) for read in nest.reads(value, index)]
+        for axis in range(len(shape) - 1):
+            nest.values.forget()
+            moved = nest.reads(value, (*index[:axis], index[axis] + 1, *index[axis + 1 :]))
+            pairs = zip(moved, base, strict=False)
+            steps.append([nest.values.simplified(nest.address(*read) - at) for read, at in pairs])
+    return [axes for along in zip(*steps, strict=False) if (axes := _in_order(along, shape))]
+
+
+def _in_order(steps: Sequence[Expr], shape: Sequence[Expr]) -> tuple[int, ...]:
+    """Return the axes, each with elements so far apart, that are one in memory, the nearest at the end."""
+    found: list[int] = []
+    apart: Expr = 1
+    while isinstance(apart, int):
+        near = [at for at, step in enumerate(steps) if isinstance(step, int) and step == apart != 0]
+        near = [at for at in near if at not in found and shape[at] != 1]
+        if not near:
+            break
+        found.insert(0, near[0])
+        apart = apart * shape[near[0]]
+    return tuple(found)
 
 
 def emit_tiles(nest: GpuNest) -> None:
     """Emit a kernel whose blocks take tiles."""
-    transpose = SharedTranspose(nest, row_axes_of_tile(nest))
+    transpose = transpose_of(nest)
     (_emit_rows if nest.lanes > 1 else _emit_vectors)(nest, transpose)
 
 
