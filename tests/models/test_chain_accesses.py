@@ -45,3 +45,16 @@ def test_windows_of_any_side_are_read_in_vectors(target: str, side: int, window:
     check(graph, np.float16, mapping, target)
     if target.startswith("cuda"):
         assert loads(script(graph, mapping)) == {"v4"}
+
+
+def test_borders_of_many_rows_have_threads_of_their_own() -> None:
+    """They take blocks before those of what lies between, instead of turns of the same threads."""
+    g, rows, columns = GraphBuilder("chain"), 1024, 256
+    x = g.input("x", "float32", (rows, columns))
+    parts = [(0, columns - 1, 1), (0, 0, columns - 1)]
+    last, rest = (g.add("slice", x, begin=(0, begin), shape=(rows, n)) for _, begin, n in parts)
+    graph = g.finish(g.add("add", x, g.add("concat", last, rest, axis=1)))
+    vectors = rows * (columns // 4 - 2)
+    blocks = re.search(r"cta_id\(\[(\d+)\]\)", script(graph, Mapping(threads=256)))
+    assert blocks is not None
+    assert int(blocks[1]) * 256 > vectors + rows

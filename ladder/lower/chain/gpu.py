@@ -166,10 +166,14 @@ class VectorLoops:
             self.one_after_the_other(groups)
 
     def may_be_side_by_side(self, counts: Sequence[Expr]) -> bool:
-        """Whether pieces are few enough for threads of their own: no thread then takes two in turn."""
+        """Whether pieces, or all but the largest, are few enough for threads of their own beside the others.
+
+        No thread then takes two in turn: what lies at borders would take as long as all the rest.
+        """
         if len(counts) == 1 or self.nest.mapping.num > 1 or not all(isinstance(c, int) for c in counts):
             return False
-        return sum(map(whole_waves, counts)) <= self.nest.mapping.threads * self.nest.dialect.device.units
+        waves = sorted(map(whole_waves, counts))
+        return sum(waves[:-1]) <= self.nest.mapping.threads * self.nest.dialect.device.units
 
     def side_by_side(self, groups: Sequence[tuple[int, Sequence[Piece]]]) -> None:
         """Emit each piece for threads of its own."""
