@@ -120,15 +120,17 @@ def _matmul(call: Call) -> Any:
 
 
 def _gemm(call: Call) -> Any:
-    """``alpha * A' * B' + beta * C``."""
+    """``alpha * A' * B' + beta * C``; torch runs it on integers that fractions multiply."""
     im, given = call.im, call.given
+    alpha, beta = (float(given.get(name, 1.0)) for name in ("alpha", "beta"))
+    if "float" not in call.out and (alpha % 1 or beta % 1):
+        return None
     a = im.permute(call.tensor(0), (1, 0)) if given.get("transA", 0) else call.tensor(0)
     transposed = bool(given.get("transB", 0))
     if ANNOTATION in given:
         value = _quantized(call, a, transposed=transposed)
     else:
         value = im.g.add("matmul", a, call.tensor(1), transpose_b=transposed, type=call.out)
-    alpha, beta = (float(given.get(name, 1.0)) for name in ("alpha", "beta"))
     if alpha != 1:
         value = im.arithmetic("mul", [value, alpha], call.out)
     if not call.has(2) or not beta:

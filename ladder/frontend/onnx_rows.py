@@ -372,10 +372,12 @@ def _triangle(call: Call) -> Any:
 # reductions ------------------------------------------------------------------------------------------
 
 
-def _reduced(name: str) -> Row:
-    """Return the row that reduces axes, given as an attribute or as an operand."""
+def _reduced(name: str, kinds: str = "") -> Row:
+    """Return the row that reduces axes, given as an attribute or as an operand, of types with a name."""
 
     def row(call: Call) -> Any:
+        if kinds not in call.out:
+            return None
         axes = call.ints(1, "axes")
         if not axes and call.given.get("noop_with_empty_axes", 0):
             return call.tensor(0)
@@ -488,7 +490,7 @@ MOVES: dict[str, Row] = {
 
 REDUCTIONS: dict[str, Row] = {
     "ReduceSum": _reduced("sum.dim_IntList"),
-    "ReduceMean": _reduced("mean.dim"),
+    "ReduceMean": _reduced("mean.dim", "float"),
     "ReduceMax": _reduced("amax.default"),
     "ReduceProd": _multiplied,
     "ReduceMin": _reduced("amin.default"),

@@ -230,9 +230,13 @@ def _pad(op: Operation, x: Any, pads: Any = None, value: Any = None, axes: Any =
     fill = value.reshape(()).item() if value is not None else op.get("value", 0.0)
     are_stated = pads is None and axes is None
     amounts = op.once(lambda: _amounts(op, x.ndim)) if are_stated else _amounts(op, x.ndim, pads, axes)
-    for axis, before, after in amounts:
-        x = _padded_axis(x, axis, before, after, mode, fill)
-    return x
+
+    def padded(op: Operation, x: Any) -> Any:
+        for axis, before, after in amounts:
+            x = _padded_axis(x, axis, before, after, mode, fill)
+        return x
+
+    return padded(op, x) if mode == "constant" else moving(padded)(op, x)
 
 
 def _amounts(op: Operation, rank: int, pads: Any = None, axes: Any = None) -> list[tuple[int, int, int]]:
@@ -335,11 +339,13 @@ def _compress(op: Operation, x: Any, condition: Any) -> Any:
 
 
 def _unique(op: Operation, x: Any) -> Any:
+    if isinstance(x, np.ndarray) and x.dtype == object:  # text: numbers in its order in its place
+        words, codes = np.unique(x, return_inverse=True)
+        found, *rest = _unique(op, torch.from_numpy(codes.reshape(x.shape).astype(np.int64)))
+        return words[found.numpy()].astype(object), *rest
     axis = op.get("axis")
-    value = x.float() if x.is_floating_point() and x.element_size() < 4 else wide(x)
-    places = np.unique(
-        np.asarray(value), return_index=True, return_inverse=True, return_counts=True, axis=axis
-    )
+    value = x.float().numpy() if x.is_floating_point() and x.element_size() < 4 else x.numpy()
+    places = np.unique(value, return_index=True, return_inverse=True, return_counts=True, axis=axis)
     values, first, inverse, counts = (np.asarray(part) for part in places)
     inverse = inverse.reshape(-1)
     if not op.get("sorted", 1):

@@ -19,9 +19,9 @@ def reduced(function: Callable[[Any, list[int], bool], Any], each: Callable[[Any
     def run(op: Operation, x: Any, axes: Any = None) -> Any:
         chosen, keep = op.axes(axes), bool(op.get("keepdims", 1))
         if not chosen and op.get("noop_with_empty_axes", 0):
-            return x if each is None else each(x)
+            return x if each is None else narrow(each(wide(x)), x.dtype)
         places = sorted({axis % x.ndim for axis in chosen} if chosen else range(x.ndim))
-        return narrow(function(wide(x), places, keep), x.dtype) if places else function(wide(x), places, keep)
+        return narrow(function(wide(x), places, keep), x.dtype)
 
     return run
 
