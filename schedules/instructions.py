@@ -17,7 +17,7 @@ class Instruction:
         registers, of which the device says how many bytes there are.
     most_bits: Widest stored code of w whose products it adds without loss.
     split: How x becomes several numbers, one of `SPLITS`; empty: it is multiplied as it is.
-    recipe: The one of `RECIPES` that makes its weights; empty: any that makes their type but `BYTE_DIGITS`.
+    recipe: The one of `RECIPES` that makes its weights; empty: any that makes their type but `BYTE_RECIPES`.
     skeleton: What emits its nest (`ladder.lower.build.SKELETONS`).
     """
 
@@ -36,7 +36,8 @@ class Instruction:
 
     def sums(self, activation: str) -> int:
         """Return the sums of each row and column of vector registers."""
-        return pieces_of(activation, self.split) if self.split else 1
+        pieces = pieces_of(activation, self.split) if self.split else 1
+        return pieces + (self.recipe == BYTE_PAIRS)  # products of digits are worth as many powers of 256
 
 
 _DOT, _TILES = "m n m g k", "m n g k m k"
@@ -57,6 +58,9 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
     "avx512_vnni8x2": Instruction(
         "float32", "float32", "float32", 1, 16, 4, _DOT, most_bits=8, split="two_bytes", recipe="bytes"
     ),
+    "avx512_vnni8w2": Instruction(
+        "float32", "float32", "float32", 1, 16, 4, _DOT, most_bits=8, split="two_bytes", recipe="byte_pairs"
+    ),
     "fma": Instruction("float32", "float32", "float32", 1, 16, 1, _DOT),
 }
 """By the names that devices give their cores; 16 columns are what narrower machines split."""
@@ -73,6 +77,12 @@ def steps_in_16_bits(bits: int) -> int:
 DIGITS, BYTE_DIGITS, TWO_BYTES, TERMS = "digits", "bytes", "two_bytes", "terms"
 """How x becomes several numbers: digits of integers, of 16 bits or of 8, which have a sum each, or bfloat16
 terms. Weights become bytes too, each less the smallest value of their type (`tile_types.forms.Bytes`)."""
+
+BYTE_PAIRS = "byte_pairs"
+"""The recipe of weights of two bytes."""
+
+BYTE_RECIPES = (BYTE_DIGITS, BYTE_PAIRS)
+"""Recipes of weights that digits of eight bits multiply."""
 
 DIGIT_BITS: Mapping[str, int] = {DIGITS: 16, BYTE_DIGITS: 8, TWO_BYTES: 8}
 """Bits of a digit."""
@@ -134,10 +144,11 @@ RECIPES: Mapping[str, Recipe] = {
     "lookup": Recipe(("bfloat16", "float32", "int16"), 8, (16,), _WORDS, 1.0),
     "table": Recipe(("float32",), 16, (16,), cost=6.0, choices=8),
     "bytes": Recipe(("float32",), 8, (16,), _WORDS | {"avx512_vbmi"}, 0.5),
+    "byte_pairs": Recipe(("float32",), 6, (16,), _WORDS | {"avx512_vbmi"}, 1.0),
     "arithmetic": Recipe(("float32",), 32, (8, 16), cost=4.0),
 }
 """Conversions of weights: masks, shifts that keep signs, tables in registers of bytes of values or of halves,
-tables in memory, integers of eight bits for digits of eight bits, the expression."""
+tables in memory, integers of eight bits or of 16 for digits of eight bits, the expression."""
 
 PLANE_OPERATIONS = 1.5
 """Vector operations that extract one plane of bits: a shift and, but for the last, a merge."""

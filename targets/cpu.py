@@ -64,11 +64,12 @@ CORES = (
         _row("avx512_vnni16", (1, 16, 2), x, "float32", 64, 64, "avx512f avx512bw avx512_vnni f16c")
         for x in ("bfloat16", "float16")
     ),
-    # Bytes of weights by three digits of an element, or by two.
+    # Bytes of weights by three digits of an element, or by two; weights of two bytes.
     *(
         _row(name, (1, 16, 4), x, "float32", ops, 64, "avx512f avx512bw avx512_vbmi avx512_vnni f16c")
         for name, ops, given in (
             ("avx512_vnni8x2", 64, ("bfloat16", "float16")),
+            ("avx512_vnni8w2", 32, ("bfloat16", "float16")),
             ("avx512_vnni8", 42, ("bfloat16", "float16", "float32")),
         )
         for x in given

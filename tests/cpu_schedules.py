@@ -28,6 +28,8 @@ ROWS: tuple[Row, ...] = (
     ("avx512_vnni8", "fp4_e2m1", "float16", "float16", 16, "none", 2, 32, {}),
     ("avx512_vnni8x2", "int4", "float16", "float16", 64, "none", 4, 16, {}),
     ("avx512_vnni8x2", "uint8", "bfloat16", "bfloat16", 20, "float", 1, 16, {"bias": True}),
+    ("avx512_vnni8w2", "nf4", "float16", "float16", 64, "none", 4, 16, {}),
+    ("avx512_vnni8w2", "fp6_e3m2", "bfloat16", "bfloat16", 16, "float", 1, 32, {"bias": True}),
     ("avx2_maddubs avx2", "int4", "int8", "float32", 32, "none", 4, 16, {"token_scale": True}),
     ("avx2_maddubs avx2", "uint6", "int8", "float32", 16, "integer", 2, 16, {}),
     ("fma", "fp4_e2m1", "float16", "float16", 32, "none", 2, 16, {}),

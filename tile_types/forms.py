@@ -92,6 +92,11 @@ class Bytes:
         """The largest byte."""
         return max(self.table)
 
+    @property
+    def unit(self) -> float:
+        """What one is worth."""
+        return 2.0**-self.exponent
+
 
 BYTE_EXPONENTS = range(-8, 9)
 """Powers of two that may make integers of values."""
@@ -128,6 +133,68 @@ def byte_form(ttype: TType) -> Bytes | None:
     if flip is None and ttype.elem_bits > LOOKED_UP_BITS:
         return None
     return Bytes(tuple(map(int, table)), low, exponent, flip)
+
+
+@dataclass(frozen=True)
+class BytePairs:
+    """``value(code) = (256 * (table(code) + low) + lower(code) + low) * unit`` of a type of few values.
+
+    table, lower: The upper and the lower byte of each code.
+    """
+
+    table: tuple[int, ...]
+    lower: tuple[int, ...]
+    unit: float
+
+    low = -128
+    flip = None
+    largest = 2 * 255
+
+
+LARGEST_PAIR = 127 << 8
+"""The largest integer of a pair of bytes whose lower one has a sign."""
+
+UNITS = 4096
+"""Units that are tried for values that are rounded real numbers."""
+
+PAIR_ERROR = 2.0**-13
+"""The most by which such a value may be off as a pair of bytes, as a fraction of it."""
+
+
+@lru_cache(maxsize=1024)
+def byte_pairs(ttype: TType) -> BytePairs | None:
+    """Return a type's values as pairs of bytes, None where they are not that: exact values lose nothing."""
+    if ttype.elem_bits > LOOKED_UP_BITS:
+        return None
+    values = ttype.element_type.values().astype(np.float64)
+    if not np.isfinite(values).all() or not values.any():
+        return None
+    units = np.abs(values).max() / _largest_integers(values, ttype.exact)
+    scaled = values / units[:, None]
+    whole = np.rint(scaled)
+    error = np.abs(scaled - whole)
+    worst = np.max(np.divide(error, np.abs(scaled), out=np.zeros_like(error), where=values != 0), axis=1)
+    best = int(np.argmin(worst)) if len(units) else 0
+    if not len(units) or worst[best] > (0 if ttype.exact else PAIR_ERROR):
+        return None
+    integers = whole[best].astype(np.int64)
+    upper = integers + 128 >> 8
+    table, lower = (tuple(int(x) + 128 for x in part) for part in (upper, integers - (upper << 8)))
+    return BytePairs(table, lower, float(units[best]))
+
+
+def _largest_integers(values: npt.NDArray[np.float64], exact: bool) -> npt.NDArray[np.float64]:
+    """Return integers that the largest magnitude may become.
+
+    exact: Only one: the least that makes integers of all values.
+    """
+    if not exact:
+        return np.linspace(LARGEST_PAIR / 2, LARGEST_PAIR, UNITS)
+    for exponent in BYTE_EXPONENTS:
+        scaled = np.ldexp(values, exponent)
+        if np.array_equal(scaled, np.rint(scaled)) and np.abs(scaled).max() <= LARGEST_PAIR:
+            return np.array([np.abs(scaled).max()])
+    return np.empty(0)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from ladder.ir.program.model import LOCAL, MEMORY, granule, made_by
 from ladder.ir.program.rewriting import Body, at_level, in_piece, innermost, renamed, replaced, rewritten
 from ladder.ir.program.verify import reads
 from schedules.cpu_layout import stored_layout
-from schedules.instructions import BYTE_DIGITS, RECIPES, SPLITS, TERMS
+from schedules.instructions import BYTE_DIGITS, BYTE_PAIRS, RECIPES, SPLITS, TERMS
 from schedules.transforms.base import Transform
 from schedules.transforms.extents import padding_text
 from targets import TileDevice
 from tile_types import get_type, representable
-from tile_types.forms import byte_form, is_extended, largest_integer
+from tile_types.forms import byte_form, byte_pairs, is_extended, largest_integer
 
 MOST_ROWS = 16
 """Rows of x that one vector of prepared words can interleave."""
@@ -146,6 +146,8 @@ class Convert(Transform):
             held = is_extended(ttype)
         elif self.tile == "w" and self.by == BYTE_DIGITS:
             held = byte_form(ttype) is not None
+        elif self.tile == "w" and self.by == BYTE_PAIRS:
+            held = byte_pairs(ttype) is not None and byte_form(ttype) is None
         elif self.ttype == "int16":
             held = largest_integer(ttype) is not None
         else:

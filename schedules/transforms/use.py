@@ -9,7 +9,7 @@ from ladder.ir.program.model import granule, made_by
 from ladder.ir.program.rewriting import made_anew, rewritten
 from schedules.cpu_layout import UNIT, bytes_group
 from schedules.instructions import (
-    BYTE_DIGITS,
+    BYTE_RECIPES,
     BYTE_SPLITS,
     DIGIT_BITS,
     INSTRUCTIONS,
@@ -23,7 +23,7 @@ from schedules.instructions import (
 from schedules.transforms.base import Transform
 from targets import TileDevice
 from tile_types import get_type
-from tile_types.forms import byte_form, largest_integer
+from tile_types.forms import byte_form, byte_pairs, largest_integer
 
 SUMS = ("acc", "acc.cache", "acc.register", "x.sum")
 """Tiles that have the accumulator's type."""
@@ -103,7 +103,7 @@ class Use(Transform):
         if row.recipe:
             self.check(recipe == row.recipe, f"convert w to {row.weight} by {row.recipe} before")
         self.check(
-            row.recipe == recipe or recipe != BYTE_DIGITS, f"it takes no {recipe}: convert w otherwise"
+            row.recipe == recipe or recipe not in BYTE_RECIPES, f"it takes no {recipe}: convert w otherwise"
         )
         if split in DIGIT_BITS:
             self._check_sums(program, split)
@@ -111,7 +111,7 @@ class Use(Transform):
     def _check_sums(self, program: TileProgram, split: str) -> None:
         """Check that sums of products of digits stay integers of 32 bits."""
         ttype, group = program.operand("w").tile.ttype, program.extent("k")
-        form = byte_form(ttype)
+        form = byte_form(ttype) or byte_pairs(ttype)
         largest = form.largest if split in BYTE_SPLITS and form else largest_integer(ttype)
         assert largest is not None  # weights are integers by now
         most = columns_in_32_bits(largest, split)

@@ -287,10 +287,12 @@ def test_errors_are_those_of_dense_products(activation: str, m: int, group: int,
 
 
 @BYTES
-@pytest.mark.parametrize("core", ["avx512_vnni8", "avx512_vnni8x2"])
-def test_special_values_beside_rows_of_outliers(core: str) -> None:
+@pytest.mark.parametrize(
+    ("core", "weight"), [("avx512_vnni8", "int4"), ("avx512_vnni8x2", "int4"), ("avx512_vnni8w2", "nf4")]
+)
+def test_special_values_beside_rows_of_outliers(core: str, weight: str) -> None:
     """Rows of one tile, of which one takes a second pass over the first group."""
-    case = problem("int4", "bfloat16", 64, 256, 64, output="bfloat16")
+    case = problem(weight, "bfloat16", 64, 256, 64, output="bfloat16")
     (entry,) = compile_entries(case.gemm, HOST, [proposal(case.gemm, HOST, core, 8, 16)])
     x, y = activations(case.gemm, 8), torch.empty(8, 64, dtype=torch.bfloat16)
     x[0, 3], x[1, 4], x[2, 5], x[3, 6] = 1e6, math.inf, math.nan, -math.inf

@@ -17,7 +17,7 @@ from ladder.lower.cpu.toolchain import compile_module
 from ladder.runtime.model.joined import numbers_side_by_side
 from schedules.cpu_layout import cpu_layout
 from schedules.cpu_policy import cpu_candidates, proposal, takes_digits
-from schedules.instructions import BYTE_SPLITS, INSTRUCTIONS, RECIPES, SPLITS, TWO_BYTES
+from schedules.instructions import BYTE_PAIRS, BYTE_SPLITS, INSTRUCTIONS, RECIPES, SPLITS, TWO_BYTES
 from targets import get_device, host_cpu
 from tests.numeric.cpu_problems import (
     BOUNDS,
@@ -29,7 +29,7 @@ from tests.numeric.cpu_problems import (
 )
 from tile_types import QuantizedTensor, TType, get_type, list_types, register_type
 from tile_types.errors import DTypeError, ScheduleError
-from tile_types.forms import byte_form, choices
+from tile_types.forms import BytePairs, byte_form, byte_pairs, choices
 from tile_types.shards import taken_rows
 
 HOST = host_cpu()
@@ -55,7 +55,10 @@ def cores(device, gemm):
     fitting = {core for core, row in rows.items() if row.operand in operands and bits <= row.most_bits}
     fitting -= set() if takes_digits(gemm, device) else {"avx512_vnni16"}
     for core, split in ((core, rows[core].split) for core in names if rows[core].split in BYTE_SPLITS):
-        fits = byte_form(get_type(gemm.weight)) and gemm.activation in SPLITS[split] and summed_columns(gemm)
+        element, paired = get_type(gemm.weight), rows[core].recipe == BYTE_PAIRS
+        form = byte_pairs(element) if paired and not byte_form(element) else byte_form(element)
+        fits = form and paired == isinstance(form, BytePairs) and gemm.activation in SPLITS[split]
+        fits = fits and summed_columns(gemm)
         fitting -= set() if fits and (split != TWO_BYTES or gemm.output != "float32") else {core}
     return [proposal(gemm, device, core, 2, 16) for core in sorted(fitting) if not core.startswith("amx")]
 

@@ -8,9 +8,9 @@ from ladder.ir.program import TileProgram, verify_program
 from ladder.lower.cpu import vectors as v
 from ladder.lower.skeletons.loopnest.amx import TileNest
 from ladder.lower.skeletons.loopnest.decode import helpers_of
-from ladder.lower.skeletons.loopnest.dots import ByteDigitNest, DigitNest, PairNest, VectorNest
+from ladder.lower.skeletons.loopnest.dots import ByteDigitNest, BytePairNest, DigitNest, PairNest, VectorNest
 from ladder.lower.skeletons.loopnest.nest import declare_arguments, kernel_of
-from schedules.instructions import BYTE_SPLITS, DIGITS, INSTRUCTIONS
+from schedules.instructions import BYTE_PAIRS, BYTE_SPLITS, DIGITS, INSTRUCTIONS
 
 PAIRS = "avx2_maddubs"
 """The instruction whose sums have 16 bits at first."""
@@ -19,6 +19,7 @@ NESTS: Mapping[str, type[VectorNest]] = {
     PAIRS: PairNest,
     **{name: DigitNest for name, row in INSTRUCTIONS.items() if row.split == DIGITS},
     **{name: ByteDigitNest for name, row in INSTRUCTIONS.items() if row.split in BYTE_SPLITS},
+    **{name: BytePairNest for name, row in INSTRUCTIONS.items() if row.recipe == BYTE_PAIRS},
 }
 """Instruction -> its nest, where it is not that of all on vector or on tile registers."""
 

@@ -23,12 +23,12 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cpu import tables
 from ladder.lower.cpu import vectors as v
-from ladder.lower.skeletons.loopnest.register_tables import HALF, Bits, HalfTable, LookupTable
+from ladder.lower.skeletons.loopnest.register_tables import HALF, Bits, ByteTable, HalfTable, LookupTable
 from ladder.lower.skeletons.loopnest.units import BYTE_LANE, Unit, byte_codes
 from schedules.cpu_layout import LANES, CpuLayout
-from schedules.instructions import BYTE_DIGITS
+from schedules.instructions import BYTE_DIGITS, BYTE_PAIRS
 from tile_types import TirOps, TType
-from tile_types.forms import Bytes, byte_form
+from tile_types.forms import BytePairs, Bytes, byte_form, byte_pairs
 
 
 class Decoder(Protocol):
@@ -51,6 +51,8 @@ def decoder_for(program: TileProgram, layout: CpuLayout) -> Decoder:
         return ByteDecoder(layout)
     if recipe == BYTE_DIGITS:
         return DigitByteDecoder(layout, element)
+    if recipe == BYTE_PAIRS:
+        return PairByteDecoder(layout, element)
     if recipe == "extend":
         return ExtendingDecoder(PairTable(layout, element), made.ttype)
     if recipe == "byte_lookup":
@@ -83,9 +85,9 @@ def units_ahead(program: TileProgram) -> int:
     return int(copies[0].by.removeprefix("prefetch ")) if copies else 0
 
 
-def form_of(element: TType) -> Bytes:
-    """Return the bytes of a type that has them, as its program says."""
-    form = byte_form(element)
+def form_of(element: TType) -> Bytes | BytePairs:
+    """Return the bytes of a type that has them, or pairs of bytes, as its program says."""
+    form = byte_form(element) or byte_pairs(element)
     assert form is not None
     return form
 
@@ -120,6 +122,26 @@ class DigitByteDecoder(Decoder):
             word = v.masked(word, ((1 << bits) - 1) * 0x01010101, "uint32", LANES)
         flipped = v.constant(form.flip * 0x01010101, "uint32")
         return [b.bind(T.bitwise_xor(word, flipped) if form.flip else word)]
+
+
+@dataclass
+class PairByteDecoder(Decoder):
+    """The upper and the lower bytes of values, by tables in registers."""
+
+    layout: CpuLayout
+    element: TType
+    tables: tuple[ByteTable, ByteTable] = field(init=False)
+
+    def begin(self) -> None:
+        form = byte_pairs(self.element)
+        assert form is not None
+        upper, lower = (ByteTable(np.array(part, np.uint8)) for part in (form.table, form.lower))
+        self.tables = upper, lower
+
+    def __call__(self, unit: Unit, step: int) -> list[Expr]:
+        """Return twice four unsigned bytes per row."""
+        codes = v.kept(v.as_type(byte_codes(self.layout, unit, step), "uint8x64"), "uint8", 64)
+        return [b.bind(v.as_type(table.look_up(codes), "uint32x16")) for table in self.tables]
 
 
 class RawPairs(Decoder):

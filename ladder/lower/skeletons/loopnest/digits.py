@@ -25,6 +25,7 @@ from ladder.lower.skeletons.loopnest.units import BYTE_LANE
 from schedules.cpu_layout import LANES, UNIT
 from schedules.instructions import DIGIT_BITS, pieces_of
 from tile_types import TType
+from tile_types.forms import BytePairs
 
 HALF = DIGIT_BITS["digits"]
 """Bits of a digit."""
@@ -221,7 +222,7 @@ class ByteDigitActivations(DigitActivations):
     other columns (`columns_of_step`), and x follows them.
 
     element: The weight's type.
-    starts: int32 ``[block][group][row][digit]``: what sums begin with, None where bytes are values.
+    starts: int32 ``[block][group][row][sum]``: what sums begin with, None where bytes are values.
     visits, order: int32 ``[block]`` and ``[block][visit]``: how many spans of K products walk, and which.
     most_left_out: What rounding may leave out, beside the elements (`MOST_LEFT_OUT`).
     """
@@ -311,7 +312,7 @@ class ByteDigitActivations(DigitActivations):
     @property
     def worth(self) -> float:
         """What products of integers are worth beside what those of elements and values are."""
-        return 2.0 ** -form_of(self.element).exponent
+        return form_of(self.element).unit
 
     def begin_group(self) -> Any:
         """Allocate sums in 32 columns: of every digit, if sums begin with them, and of `LEFT` and `HELD`."""
@@ -327,12 +328,22 @@ class ByteDigitActivations(DigitActivations):
     def end_group(self, totals: Any, place: Expr, finite: Expr) -> Expr:
         """Emit what sums of a row in a group begin with: the smallest value times those of digits."""
         of_digits, of_sizes = totals
-        low = T.int32(form_of(self.element).low)
-        for digit in range(self.digits if of_digits is not None else 0):
-            total = v.reduced("add", of_digits[v.lanes(digit * self.chunk, self.chunk)])
-            b.store(self.starts, total * low, place * self.digits + digit)
+        if of_digits is not None:
+            starts = (digit * self.chunk for digit in range(self.digits))
+            self._begin_sums([of_digits[v.lanes(start, self.chunk)] for start in starts], place)
         left, held = (column_sum(of_sizes, self.chunk, part * self.chunk) for part in (LEFT, HELD))
         return tirx.And(finite, left > held * T.float32(self.most_left_out))
+
+    def _begin_sums(self, digits: list[Expr], place: Expr) -> None:
+        """Emit what sums begin with: those of digits times what bytes of weights count from."""
+        form = form_of(self.element)
+        totals = [v.kept(v.reduced("add", each) * T.int32(form.low), "int32", 1) for each in digits]
+        if isinstance(
+            form, BytePairs
+        ):  # a digit and the lower byte are worth what the next and the upper are
+            totals = [a + c for a, c in zip((*totals, T.int32(0)), (T.int32(0), *totals), strict=True)]
+        for number, total in enumerate(totals):
+            b.store(self.starts, total, place * len(totals) + number)
 
     def split(self, values: Any, factor: Expr, at: DigitPlace, chunk: Expr, totals: Any) -> None:
         """Emit the digits of a row and chunk."""

@@ -6,6 +6,7 @@ totals; for the next rows of the turn it decodes the same weights again, now fro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -265,7 +266,12 @@ class DigitNest(VectorNest):
     @property
     def width(self) -> int:
         """Sums of a column: one of each digit of a row."""
-        return self.kernel.rows * self.x.digits
+        return self.kernel.rows * self.sums_of_row
+
+    @property
+    def sums_of_row(self) -> int:
+        """Sums of a row and column, each worth as much more as a digit than the next."""
+        return self.x.digits
 
     @property
     def joined(self) -> int:
@@ -276,7 +282,8 @@ class DigitNest(VectorNest):
         """Return what the sums of all digits are worth."""
         x = self.x
         first, *rest = (
-            at.tiles[add.value][self.place(panel, row * x.digits + digit)] for digit in range(x.digits)
+            at.tiles[add.value][self.place(panel, row * self.sums_of_row + number)]
+            for number in range(self.sums_of_row)
         )
         for lower in rest[: self.joined - 1]:
             first = v.shifted(first, -x.width, "int32", LANES) + lower
@@ -321,7 +328,32 @@ class ByteDigitNest(DigitNest):
         """Return what the sums of a digit of a row in a group begin with."""
         if self.x.starts is None:
             return super().beginning(at, row)
-        return v.splat(self.x.starts[self.x.number(at.block, at.x_group, 0) * self.x.digits + row])
+        return v.splat(self.x.starts[self.x.number(at.block, at.x_group, 0) * self.sums_of_row + row])
+
+
+class BytePairNest(ByteDigitNest):
+    """A kernel on vector registers whose weights are two bytes: sums are of digits, upper and lower bytes."""
+
+    joined = 1
+
+    @property
+    def sums_of_row(self) -> int:
+        """Sums of a row and column: digits and bytes of one number in all share one."""
+        return self.x.digits + 1
+
+    def steps(self, product: Multiply, at: At, some: range) -> None:
+        """Emit some steps of a unit: decode each panel, multiply both bytes by every digit of x."""
+        kernel, digits = self.kernel, self.x.digits
+        sources = [kernel.source(at.tile, panel, at.unit) for panel in range(kernel.panels)]
+        for step in some:
+            weights = [kernel.decode(source, step) for source in sources]
+            position = at.x_unit * kernel.layout.steps + step
+            for row, digit in itertools.product(range(kernel.rows), range(digits)):
+                word = b.bind(kernel.x.word(at.block, position, row * digits + digit))
+                for number in range(2):
+                    parts = [panel[number] for panel in weights]
+                    place = row * self.sums_of_row + digit + number
+                    self.multiply_word(product, at, place, word, parts, step % self.partial)
 
 
 def _fma(total: Expr, weights: Expr, x: Expr) -> Expr:
@@ -334,6 +366,7 @@ INSTRUCTIONS: Mapping[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "avx512_vnni16": v.dot_int16,
     "avx512_vnni8": v.dot_int8,
     "avx512_vnni8x2": v.dot_int8,
+    "avx512_vnni8w2": v.dot_int8,
     "fma": _fma,
 }
 """Instruction -> what emits ``total`` plus the products of one step."""

@@ -52,7 +52,7 @@ from ladder.lower.skeletons.loopnest.digits import (
 from ladder.lower.skeletons.loopnest.terms import TermActivations
 from ladder.lower.skeletons.loopnest.units import BYTE_LANE, Unit
 from schedules.cpu_layout import LANES, ROWS, UNIT, CpuLayout, stored_layout
-from schedules.instructions import BYTE_DIGITS, BYTE_SPLITS, DIGITS, SPLITS, TERMS, pieces_of
+from schedules.instructions import BYTE_RECIPES, BYTE_SPLITS, DIGITS, INSTRUCTIONS, SPLITS, TERMS, pieces_of
 
 NAMES = {"w": "words", "scale": "scales", "zero": "zeros"}
 """Arguments that kernels call by what packing makes of them."""
@@ -150,7 +150,7 @@ def kernel_of(program: TileProgram, args: OperandTensors) -> NestKernel:
     weight, x = program.operand("w"), program.operand(product.left)
     group = program.operand("x").extent("k")
     lane = weight.tile.layout.parameters[0]
-    if any(copy.recipe == BYTE_DIGITS for copy in copies_of(program, product.right)):
+    if any(copy.recipe in BYTE_RECIPES for copy in copies_of(program, product.right)):
         lane = BYTE_LANE
     layout = CpuLayout(weight.tile.ttype.elem_bits, lane, group if isinstance(group, int) else 0)
     (words,) = x.tile.layout.parameters
@@ -187,7 +187,8 @@ def _activations(
         return DigitActivations(*parts, v.scratch(count, "float32"))
     if operand in BYTE_SPLITS:
         element = program.operand("w").tile.ttype
-        starts = v.scratch(count * pieces, "int32") if form_of(element).low else None
+        sums = INSTRUCTIONS[program.product[0].by].sums(stored)
+        starts = v.scratch(count * sums, "int32") if form_of(element).low else None
         walks = v.scratch(blocks, "int32"), v.scratch(blocks * (PASSES * args.groups + 1), "int32")
         most = MOST_LEFT_OUT[program.operand("y").ttype]
         return ByteDigitActivations(*parts, v.scratch(count, "float32"), element, starts, *walks, most)
