@@ -21,7 +21,7 @@ from ladder.api.scaled_linear import ScaledLinear
 from ladder.api.stored_weight import TYPES, Stored, StoredWeight, dequantize
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
-from ladder.runtime.operator import is_captured, is_recorded
+from ladder.runtime.operator import is_autocast, is_captured, is_recorded
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.recovered_weight import Recovery, recovery
 from ladder.runtime.tokens import EIGHT_BIT
@@ -340,7 +340,7 @@ class Linear(NonDynamicallyQuantizableLinear):
         traced = not isinstance(x, torch.Tensor)  # by torch.fx
         if traced:
             require_kind(x, torch.fx.Proxy, "a Linear is called with a tensor")
-        if not traced and x.dtype != self.dtype and torch.is_autocast_enabled(x.device.type):
+        if not traced and x.dtype != self.dtype and is_autocast(x):
             x = x.to(self.dtype)
         if traced or torch.compiler.is_compiling() or is_captured() or is_recorded():
             return self._matmul.apply(x, self.arrays, self.bias)  # buffers are the inputs of the graph

@@ -256,7 +256,7 @@ def _caches_stored_as(kv_cache: str | None, model: torch.nn.Module) -> tuple[tup
 
 def _put_in_place(model: torch.nn.Module, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
     """Put layers where those stand that they replace, wherever a module holds one."""
-    for parent in list(model.modules()):
+    for parent in reversed(list(model.modules())):  # what stands on a layer before the layer
         for name, child in list(parent._modules.items()):
             if child is not None and child in replaced:
                 _carry(child, replaced[child])
@@ -274,10 +274,22 @@ _CARRIED = (
 """What callers set on a module beside its weight. Handles remove hooks from these very dicts."""
 
 
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+
+
 def _carry(module: torch.nn.Module, layer: torch.nn.Module) -> None:
-    """Give a layer the mode and the hooks of the module that it replaces."""
+    """Give a layer the mode and the hooks of the module that it replaces, and what else was put on it."""
     for name in _CARRIED:
         setattr(layer, name, getattr(module, name))
+    for registry in _REGISTRIES:
+        own = getattr(layer, registry)
+        held = getattr(module, registry).items()
+        own.update({name: value for name, value in held if name not in OPERANDS and not hasattr(layer, name)})
+    vars(layer).update({name: value for name, value in vars(module).items() if not hasattr(layer, name)})
+
+
+OPERANDS = ("weight", "bias")
+"""What a layer multiplies by and adds. Hooks that compute one, as pruning does, keep it as an attribute."""
 
 
 def _weighted(model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Module]]:
@@ -397,8 +409,10 @@ class _Rules:
 
     def unfit(self, module: torch.nn.Module) -> str:
         """Say why a module is not replaced; empty if it is."""
-        if is_linear(module) and "forward" in vars(module):
+        if "forward" in vars(module):
             return "its forward was replaced"
+        if computed := [name for name in OPERANDS if name in vars(module)]:
+            return f"its {computed[0]} is computed before each call"
         if is_linear(module) or is_experts(module):
             return ""
         if self.convolutions and isinstance(module, torch.nn.modules.conv._ConvNd):

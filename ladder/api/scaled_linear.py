@@ -8,6 +8,7 @@ import torch
 
 from ladder.api.scaled import ScaledMatmul
 from ladder.ir.scaled import ScaledGemm
+from ladder.runtime.operator import is_autocast
 from ladder.runtime.scaled import ScaledOperand
 from tile_types import QuantizedTensor
 from tile_types.errors import ConversionError, DTypeError
@@ -97,7 +98,7 @@ class ScaledLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return ``[..., out_features]`` of the module's dtype for ``x[..., in_features]``."""
-        if x.dtype != self.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != self.dtype and not is_autocast(x):
             raise DTypeError(f"this layer computes in {self.dtype}, x is {x.dtype}")
         return self._matmul(x, self.packed, self.bias)
 

@@ -289,6 +289,11 @@ define(
 define(UPSAMPLE_SCHEMA, upsample, upsample)
 
 
+def is_autocast(x: torch.Tensor) -> bool:
+    """Tell whether autocasting converts a tensor: floats are, but for float64."""
+    return torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64
+
+
 def is_captured() -> bool:
     """Tell whether `ladder.capture` follows this call; it answers for itself."""
     return False

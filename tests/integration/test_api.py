@@ -485,6 +485,9 @@ def test_autocast_converts_the_input() -> None:
     x = matrix(2, K)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(module(x), module(x.bfloat16()))
+        for other in (torch.int32, torch.complex64, torch.float64):
+            with pytest.raises(ladder.DTypeError, match=f"x is {other}"):
+                module(x.to(other))
     with pytest.raises(ladder.DTypeError):
         module(x)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import ladder
 
@@ -38,6 +40,44 @@ def test_a_layer_whose_forward_was_replaced_stays() -> None:
     ladder.quantize_(model, "int8")
     assert type(model[0]) is nn.Linear
     assert [row.reason for row in ladder.quantization(model).kept] == ["its forward was replaced"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (nn.utils.weight_norm, "weight"),
+        (nn.utils.spectral_norm, "weight"),
+        (lambda layer: prune.l1_unstructured(layer, "weight", 0.5), "weight"),
+        (lambda layer: prune.l1_unstructured(layer, "bias", 0.5), "bias"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_layers_that_compute_their_weight_stay(change: Callable[[nn.Module], Any], name: str) -> None:
+    """Such hooks read parameters of their own at each call, which a quantized layer does not have."""
+    model, x = two_layers(), torch.randn(3, 64)
+    change(model[0])
+    hidden = model.eval()[0](x)
+    ladder.quantize_(model, "int8", group_size=32)
+    assert [row.reason for row in ladder.quantization(model).kept] == [
+        f"its {name} is computed before each call"
+    ]
+    assert torch.equal(model(x), model[1](hidden))
+
+
+def test_what_was_put_on_a_layer_stays_on_it() -> None:
+    model, x = two_layers(), torch.randn(3, 64)
+    layer = model[0]
+    layer.gain, layer.part = 2.0, nn.Linear(64, 64)
+    layer.register_buffer("shift", torch.ones(64))
+    layer.register_forward_hook(lambda m, inputs, y: m.gain * y + m.shift + m.part(*inputs))
+    model(x)
+    ladder.quantize_(model, "int8", group_size=32)
+    new = model[0]
+    assert isinstance(new, ladder.Linear)
+    assert isinstance(new.part, ladder.Linear)
+    assert new.shift is layer.shift
+    torch.testing.assert_close(new(x), 2 * new.forward(x) + 1 + new.part(x))
+    assert {"0.shift", "0.part.bias"} <= model.state_dict().keys()
 
 
 def test_an_unknown_type_of_a_cache_is_named_without_a_cache() -> None:
