@@ -57,7 +57,7 @@ CASES: dict[str, tuple[tuple[tuple[int | str, ...], ...], dict[str, Any]]] = {
         (((4, 6),), {}),
     ),
     **dict.fromkeys(
-        ("pow", "logaddexp", "quotient", "less", "less_equal", "equal", "both", "either"),
+        ("pow", "logaddexp", "quotient", "fmod", "less", "less_equal", "equal", "both", "either"),
         (((4, 6), (6,)), {}),
     ),
     **dict.fromkeys(BITS, (((4, 6), (6,)), {})),

@@ -19,7 +19,7 @@ from ladder.frontend.aten_gathers import GATHERS
 from ladder.frontend.aten_moves import MOVES
 from ladder.frontend.aten_ranges import counted, identity, spaced
 from ladder.frontend.aten_reductions import REDUCTIONS
-from ladder.frontend.aten_remainders import floored, remainder
+from ladder.frontend.aten_remainders import floored, left_over, remainder, truncated
 from ladder.frontend.aten_signs import SIGNS
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
 from ladder.ir.extents import larger, only_adds, product, total
@@ -86,7 +86,7 @@ def _trigonometric(name: str) -> Row:
 def _divided(im: Importer, out: str, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
         return im.floats("div", [a, b], out)
-    return floored(im, out, a, b) if rounding_mode == "floor" else None
+    return (floored if rounding_mode == "floor" else truncated)(im, out, a, b)
 
 
 def _compared(operator: str, swapped: bool = False, negated: bool = False) -> Row:
@@ -404,7 +404,9 @@ ROWS: dict[str, Row] = {
     **{f"mul.{form}": _arithmetic("mul") for form in ("Tensor", "Scalar")},
     **{f"rsub.{form}": _arithmetic("sub", swapped=True) for form in ("Tensor", "Scalar")},
     **{f"div.{form}": _divided for form in ("Tensor", "Scalar", "Tensor_mode", "Scalar_mode")},
-    "remainder.Scalar": remainder,
+    **{f"remainder.{form}": remainder for form in ("Scalar", "Tensor")},
+    **{f"fmod.{form}": left_over for form in ("Scalar", "Tensor")},
+    "floor_divide.default": floored,
     **{f"pow.{form}": _power for form in ("Tensor_Scalar", "Tensor_Tensor", "Scalar")},
     **{f"clamp.{form}": _clamped for form in ("default", "Tensor")},
     **{

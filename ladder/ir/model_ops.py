@@ -192,6 +192,7 @@ ELEMENTWISE = (
     _other("erf", 1, numeric.erf, of_scalars("erf"), 20),
     _other("pow", 2, np.power, scalars.power, 16),
     _other("quotient", 2, numeric.quotient, scalars.quotient, 8, doc="a / b rounded toward 0"),
+    _other("fmod", 2, np.fmod, scalars.left_over, 40, doc="a - b * quotient(a, b), exactly, of float32"),
     *(
         _other(name, 2, numeric.of_integers(reference), lower, result_type=_bits_type, doc=doc)
         for name, reference, lower, doc in (

@@ -224,6 +224,28 @@ def quotient(a: Any, b: Any) -> Any:
     return chosen(usual, opaque(found), multiply(a, b))
 
 
+_STEP, _STEPS = 28, 10
+"""Binary digits of a quotient that a division of float64 finds, and how many divisions find all."""
+
+
+def left_over(a: Any, b: Any) -> Any:
+    """Return what division rounded toward 0 leaves of a float32, exactly, with the sign of ``a``.
+
+    Quotients of float64 by a divisor shifted to the left have few digits, so each step's rest is exact.
+    """
+    tirx = _tirx()
+    size, divisor = (kept(_cast("float64", absolute(opaque(x)))) for x in (a, b))
+    rest = size
+    for step in reversed(range(_STEPS)):
+        shifted = kept(divisor * like(divisor, 2.0 ** (_STEP * step)))
+        whole = tirx.trunc(opaque(rest / shifted))
+        rest = kept(opaque(rest - opaque(whole * shifted)))
+    infinite = tirx.And(equal(divisor, like(divisor, math.inf)), less(size, like(size, math.inf)))
+    found = _cast("float32", chosen(infinite, size, rest))
+    sign = bitwise_and(bits(a), _tirx().const(-(1 << 31), "int32"))
+    return of_bits(bitwise_or(bits(found), sign))
+
+
 def _of_bits(name: str) -> Callable[[Any, Any], Any]:
     """Return an operator of the bits of two integers."""
     return lambda a, b: _applied(getattr(_tirx(), name), a, b)

@@ -277,6 +277,11 @@ class Expressions:
         strings = [str(a.value) for a in e.args if type(a).__name__ == "StringImm"]
         return self.calls.helpers(self, replace(call, name=strings[0]), strings[1])
 
+    def _call_fmod(self, e: Any, call: CallView) -> Any:
+        kind = NUMPY[str(e.ty.dtype)]
+        a, b = (self.read(operand) for operand in call.operands)
+        return lambda c: np.fmod(np.asarray(a(c), kind), np.asarray(b(c), kind))
+
     def _call_pow(self, e: Any, call: CallView) -> Any:
         base, exponent = (self.read(operand) for operand in call.operands[:2])
         kind = np.float64 if call.dtype == "float64" else np.float32

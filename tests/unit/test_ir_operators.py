@@ -89,6 +89,7 @@ TORCH = {
     **{name: getattr(torch, name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     "shift_left": torch.bitwise_left_shift,
     "shift_right": torch.bitwise_right_shift,
+    "fmod": torch.fmod,
     "bits": lambda x: x.float().view(torch.int32).double(),
     "of_bits": lambda x: x.int().view(torch.float32).double(),
     "quotient": lambda a, b: torch.div(a, b, rounding_mode="trunc"),

@@ -11,7 +11,7 @@ from ladder.ir.ops import get_operator
 from ladder.lower.chain.element_types import HALVES, computed_type, stored_type
 from ladder.partition.elements import FLOATS8
 
-STEPS = ("floor", "round", "quotient", "less", "less_equal", "equal", "encode", "bits")
+STEPS = ("floor", "round", "quotient", "less", "less_equal", "equal", "encode", "bits", "fmod")
 """Operators that make a step of their operand's last bit."""
 
 APPROXIMATED = ("exp", "exp_ftz", "div", "div_ftz", "rsqrt", "log", "log1p", *FORMULAS)

@@ -251,5 +251,6 @@ FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
     "maximum": _of_singles("maximum", scalars.maximum),
     "minimum": _of_singles("minimum", scalars.minimum),
     "logaddexp": _log_of_sum,
+    "fmod": tirx.fmod,
 }
 """Operators in which chains keep to what torch computes."""

@@ -244,6 +244,7 @@ _ROWS: Mapping[str, Make] = {
             *("less", "less_equal", "bitwise_and", "bitwise_or", "bitwise_xor"),
         )
     },
+    "fmod": _plain(torch.fmod),
     "bits": _plain(lambda x: x.view(torch.int32)),
     "of_bits": _plain(lambda x: x.view(torch.float32)),
     "quotient": _plain(_quotient),
