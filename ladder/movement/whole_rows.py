@@ -9,7 +9,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph
 from ladder.ir.ops import get_operator
 
-MOST_WHOLE, LEAST_PARTS, WORK_OF_PART = 16, 4, 2
+MOST_WHOLE, LEAST_PARTS, WORK_OF_PART = 16, 3, 2
 """Elements of such a row, parts that it is joined of, and element-wise operators of a chain for each."""
 
 

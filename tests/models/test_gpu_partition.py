@@ -342,3 +342,20 @@ def test_bytes_are_turned_through_shared_memory() -> None:
         assert not found.findings, (moves.mapping, found.report())
         np.testing.assert_array_equal(result, x.T)
     assert any(moves.mapping.tile[0] for moves in ranked(graph, machine_of(DEVICE)))
+
+
+def test_rows_of_three_are_one_threads() -> None:
+    """A turned point's coordinates have most of their work in common."""
+
+    def turned(q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        q = F.normalize(q, dim=-1)
+        t = 2 * torch.linalg.cross(q[:, 1:], p)
+        return p + q[:, :1] * t + torch.linalg.cross(q[:, 1:], t)
+
+    generator = torch.Generator().manual_seed(0)
+    q, p = torch.randn(70, 4, generator=generator), torch.randn(70, 3, generator=generator)
+    (part,) = planned(turned, q, p)
+    assert ranked(part.graph, machine_of(DEVICE))[0].mapping.lanes == 1
+    values = dict(zip(part.inputs, (q.numpy(), p.numpy()), strict=True))
+    run([part], values)
+    np.testing.assert_allclose(values[part.outputs[0]], turned(q, p).numpy(), rtol=1e-5, atol=1e-6)
