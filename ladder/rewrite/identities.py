@@ -239,7 +239,7 @@ def _merge_columns(match: Match) -> str | None:
         return None
     nodes = [builder.node(value) for value in root.inputs]
     rows = next((rows for node in nodes if (rows := _rows_of(node, builder, shape)) is not None), None)
-    if rows is None:
+    if rows is None or _has_rows(match):
         return None
     columns, operands = shape[len(rows) :], []
     flat = product(columns)
@@ -274,9 +274,56 @@ def _rows_of(node: Node, builder: GraphBuilder, shape: Shape) -> Shape | None:
     return rows if whole or (source[-1] == 1 and own == ones) else None
 
 
+def _part_columns(match: Match) -> str | None:
+    """``f(reshape(x[n, a, b])[n, a * b], y[n, a * b])`` -> ``reshape(f(x, reshape(y)[n, a, b]))``.
+
+    Where x is of rows of b, as norms of heads are: what follows is then computed on these rows.
+    """
+    root, builder = match.root, match.builder
+    shape = root.tile.shape
+    if not get_operator(root.operator).elementwise or len(root.inputs) < 2 or not shape:
+        return None
+    nodes = [builder.node(value) for value in root.inputs]
+    found = next((columns for node in nodes if (columns := _columns_of(node, builder, shape))), None)
+    if found is None or _has_rows(match):
+        return None
+    operands = []
+    for node, value in zip(nodes, root.inputs, strict=True):
+        own = builder.tile(value).shape
+        if _columns_of(node, builder, shape) == found:
+            operands.append(node.inputs[0])
+        elif product(own) == 1:
+            operands.append(builder.add("reshape", value, shape=()))
+        else:
+            columns = tuple(1 for _ in found) if own[-1] == 1 else found
+            operands.append(builder.add("reshape", value, shape=(*own[:-1], *columns)))
+    attributes: dict[str, Any] = dict(root.attributes)
+    value = builder.add(root.operator, *operands, **attributes)
+    return builder.add("reshape", value, shape=shape)
+
+
+def _has_rows(match: Match) -> bool:
+    """Tell whether an operand of the root's shape is of rows of its last axis."""
+    shape = match.root.tile.shape
+    alike = (value for value in match.root.inputs if match.builder.tile(value).shape == shape)
+    return shape[-1] != 1 and any(_is_of_rows(value, match.builder) for value in alike)
+
+
+def _columns_of(node: Node, builder: GraphBuilder, shape: Shape) -> Shape | None:
+    """Return the axes that a reshape makes the last one, if what it reads is of rows; else None."""
+    if node.operator != "reshape" or node.tile.shape != shape:
+        return None
+    source = builder.tile(node.inputs[0]).shape
+    columns = source[len(shape) - 1 :]
+    whole = source[: len(shape) - 1] == shape[:-1] and len(columns) > 1 and product(columns) == shape[-1]
+    several = sum(extent != 1 for extent in columns) > 1
+    return columns if whole and several and _is_of_rows(node.inputs[0], builder) else None
+
+
 ROW_SINKING: Rules = (
     Rule("sink equal reshapes", Pattern(), _sink_reshapes),
     Rule("join the columns of norms", Pattern(), _merge_columns),
+    Rule("part the columns of norms of heads", Pattern(), _part_columns),
 )
 """Lets what follows a norm of rows be computed on rows, whatever axes its results have."""
 

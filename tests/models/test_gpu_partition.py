@@ -359,3 +359,32 @@ def test_rows_of_three_are_one_threads() -> None:
     values = dict(zip(part.inputs, (q.numpy(), p.numpy()), strict=True))
     run([part], values)
     np.testing.assert_allclose(values[part.outputs[0]], turned(q, p).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def heads_of(x: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x.view(6, 4, 16), (16,), eps=1e-6).reshape(6, 64)
+
+
+GATED: dict[str, tuple[Callable[..., Any], int]] = {
+    "gate": (lambda x, z: heads_of(x) * F.silu(z), 1),
+    "vector and numbers": (lambda x, z: heads_of(x) * z[0] + z[:, :1] - 3.0, 1),
+    "rows of both": (lambda x, z: heads_of(x) * F.rms_norm(z, (64,), eps=1e-6), 2),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_what_follows_norms_of_heads_is_computed_with_them(name: str) -> None:
+    program, count = GATED[name]
+    generator = torch.Generator().manual_seed(0)
+    x, z = (torch.randn(6, 64, generator=generator) for _ in range(2))
+    parts = planned(program, x, z)
+    assert len(parts) == count, [part.operators for part in parts]
+    (tile,) = (parts[-1].graph.tile(value) for value in parts[-1].outputs)
+    values: dict[str, Any] = {}
+    for part in parts:
+        for value in part.inputs:
+            values.setdefault(value, {"x": x, "z": z}["z" if "1" in value.split("_")[0] else "x"].numpy())
+    run(parts, values)
+    found = values[parts[-1].outputs[0]].reshape(6, 64)
+    np.testing.assert_allclose(found, program(x, z).numpy(), rtol=1e-5, atol=1e-5)
+    assert tile.shape in ((6, 4, 16), (6, 64))
