@@ -40,8 +40,8 @@ ANNOTATED = ("MatMul", "Gemm")
 ANNOTATIONS = ("weight_ttype", "group_size", "zero", "scaling", "scale_type", "activation_ttype")
 """Our attributes of products, which the standard does not know."""
 
-HALF_BYTES = ("INT4", "UINT4", "FLOAT4E2M1")
-"""Element types of which a byte holds two."""
+PACKED = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+"""Types whose elements are packed -> bits of one."""
 
 
 def check_size(path: Path) -> None:
@@ -259,8 +259,9 @@ def _line(error: Exception) -> str:
 def stored_bytes(tensor: Any) -> int:
     """Return the bytes that a tensor's type and shape take."""
     elements: int = prod(tensor.dims)
-    if onnx.TensorProto.DataType.Name(tensor.data_type) in HALF_BYTES:
-        return (elements + 1) // 2
+    bits = PACKED.get(onnx.TensorProto.DataType.Name(tensor.data_type))
+    if bits is not None:
+        return -(-elements * bits // 8)
     return elements * int(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
 
 

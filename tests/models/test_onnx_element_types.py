@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
 
 import ladder
+from ladder.frontend.onnx_check import stored_bytes
 from ladder.runtime.onnx_ops.values import array_of, given_value
 
 
-def ran(operator: str, given: list[Any], outputs: int = 1, stored: Any = (), **attributes: Any) -> list[Any]:
+def ran(
+    operator: str, given: list[Any], outputs: int = 1, stored: Any = (), opset: int = 20, **attributes: Any
+) -> list[Any]:
     """Return the results of one node as arrays; operands whose places are in ``stored`` are initializers."""
     arrays = {f"x{at}": np.asarray(array) for at, array in enumerate(given)}
     node = helper.make_node(operator, list(arrays), [f"y{at}" for at in range(outputs)], **attributes)
@@ -29,12 +33,15 @@ def ran(operator: str, given: list[Any], outputs: int = 1, stored: Any = (), **a
     results = [helper.make_empty_tensor_value_info(name) for name in node.output]
     model = helper.make_model(
         helper.make_graph([node], "one", infos, results, inits),
-        opset_imports=[helper.make_opsetid("", 20)],
-        ir_version=10,
+        opset_imports=[helper.make_opsetid("", opset)],
+        ir_version=10 if opset < 24 else 14,
     )
     model = onnx.shape_inference.infer_shapes(model)
     found = ladder.compile(model)(**{name: given_value(arrays[name]) for name in free})
-    return [array_of(value) for value in ([found] if outputs == 1 else found)]
+    return [
+        value if isinstance(value, list) else array_of(value)
+        for value in ([found] if outputs == 1 else found)
+    ]
 
 
 @pytest.mark.parametrize("axis", [None, 1])
@@ -85,3 +92,78 @@ def test_logarithms_of_whole_numbers_are_whole(given: dict[str, int], wanted: An
     (found,) = ran("ReduceLogSum", [np.array([1, 9], np.int32)], **given)
     assert found.dtype == np.int32
     assert found.tolist() == wanted
+
+
+KINDS = ("object", "bool", "uint16", "uint64", "complex64", "bfloat16")
+NARROW = ("float8_e4m3fn", "float8_e8m0fnu", "int4", "float4_e2m1fn")
+"""Element types that models seldom have; an object is text."""
+
+
+def codes(kind: str, *shape: int) -> np.ndarray:
+    """Return elements of a type, which differ from each other where the type has enough."""
+    numbers = np.arange(int(np.prod(shape))).reshape(shape) % 7
+    if kind == "object":
+        return np.vectorize(lambda number: "abcdefg"[: number + 1], otypes=[object])(numbers)
+    return (numbers % 3).astype(getattr(ml_dtypes, kind, None) or kind)
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    kinds = a.dtype == b.dtype and a.shape == b.shape
+    if a.dtype == object:
+        return bool(kinds and (a == b).all())
+    return kinds and a.tobytes() == np.ascontiguousarray(b).tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_elements_of_any_type_are_moved(kind: str) -> None:
+    x, new = codes(kind, 3, 4), codes(kind, 1, 4)[:, ::-1].copy()
+    (found,) = ran("ScatterND", [x, np.array([[1]]), new], opset=24)
+    assert same(found, np.concatenate([x[:1], new, x[2:]]))
+    (found,) = ran("ScatterElements", [x, np.array([[2, 0]]), new[:, :2]], opset=24)
+    wanted = x.copy()
+    wanted[2, 0], wanted[0, 1] = new[0, 0], new[0, 1]
+    assert same(found, wanted)
+    (found,) = ran("SplitToSequence", [x], keepdims=1, opset=24)
+    assert [same(array_of(part), x[at : at + 1]) for at, part in enumerate(found)] == [True] * 3
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
+def test_rows_and_borders_of_any_type(kind: str) -> None:
+    x, new = codes(kind, 3, 4), codes(kind, 1, 4)[:, ::-1].copy()
+    (found,) = ran("TensorScatter", [x[None], new[None], np.array([2])], opset=25, axis=1)
+    assert same(found[0], np.concatenate([x[:2], new]))
+    (found,) = ran("Pad", [x, np.array([0, 1, -1, 0]), new[0, 0, ...]], stored=[1], opset=25)
+    assert same(found, np.concatenate([np.full((2, 1), new[0, 0], x.dtype), x[:2]], 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_left_out_is_nothing(kind: str) -> None:
+    x = codes(kind, 2, 3)
+    zero = np.zeros((), np.uint8).view(x.dtype) if x.dtype.itemsize == 1 else np.zeros((), x.dtype)
+    zero = np.array("", object) if kind == "object" else zero
+    (found,) = ran("Trilu", [x], opset=24)
+    assert same(found, np.where(np.tri(2, 3, -1, dtype=bool), zero, x))
+    (found,) = ran("CenterCropPad", [x, np.array([2, 5])], stored=[1], opset=24)
+    side = np.full((2, 1), zero, x.dtype)
+    assert same(found, np.concatenate([side, x, side], 1))
+
+
+@pytest.mark.parametrize("kind", ["float6_e2m3fn", "float6_e3m2fn"])
+def test_elements_of_six_bits(kind: str) -> None:
+    x = np.array([0.125, -1.5, 3.0, 0.3, 100.0], np.float32)
+    code = helper.np_dtype_to_tensor_dtype(np.dtype(getattr(ml_dtypes, kind)))
+    (found,) = ran("Cast", [x], opset=28, to=code)
+    assert same(found, x.astype(getattr(ml_dtypes, kind)))
+    (found,) = ran("Cast", [found], opset=28, to=onnx.TensorProto.FLOAT)
+    assert np.array_equal(found, x.astype(getattr(ml_dtypes, kind)).astype(np.float32))
+
+
+def test_text_that_is_not_empty() -> None:
+    assert ran("NonZero", [np.array(["", "a", "b"], object)])[0].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(("code", "octets"), [("INT2", 2), ("UINT4", 3), ("FLOAT6E2M3", 4)])
+def test_packed_elements_in_another_file(code: str, octets: int) -> None:
+    """Five elements take whole bytes together, however many bits one has."""
+    tensor = onnx.TensorProto(data_type=onnx.TensorProto.DataType.Value(code), dims=[5])
+    assert stored_bytes(tensor) == octets

@@ -59,7 +59,7 @@ def _plain(x: Any, dtype: torch.dtype) -> Any:
 def _readable(x: np.ndarray, code: int) -> Any:
     """Return a tensor of numpy's as one that torch computes with."""
     if x.dtype != object:
-        return value_of(x.astype(np.float32 if x.dtype == ml_dtypes.float4_e2m1fn else np.int32))
+        return value_of(x.astype(np.int32 if "int" in x.dtype.name else np.float32))
     texts = [item.decode() if isinstance(item, bytes) else str(item) for item in x.reshape(-1)]
     dtype = DTYPES.get(code, torch.float32)
     real = dtype.is_floating_point or code in SUB_BYTE
@@ -173,11 +173,7 @@ def saturated(value: Any, code: int, zero: Any = None) -> Any:
 
 def is_integer(code: int) -> bool:
     """Tell whether an element type is of whole numbers."""
-    return (
-        SUB_BYTE[code].name.endswith(("int4", "int2"))
-        if code in SUB_BYTE
-        else not DTYPES[code].is_floating_point
-    )
+    return "int" in SUB_BYTE[code].name if code in SUB_BYTE else not DTYPES[code].is_floating_point
 
 
 def _quantize(op: Operation, x: Any, scale: Any, zero: Any = None) -> Any:

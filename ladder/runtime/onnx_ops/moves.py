@@ -15,30 +15,44 @@ from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.values import BITS, DTYPES, integers, narrow, wide
 from tile_types.errors import ShapeError
 
+SAME = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""Types of whole numbers that torch moves."""
+
+
+def of_one_type(function: Callable[..., Any], first: Any, *others: Any) -> Any:
+    """Return what a function that only moves elements makes of operands of one type.
+
+    Types that torch does not move keep their bits; of text numbers are moved, which stand for it.
+    """
+    operands = (first, *others)
+    if isinstance(first, np.ndarray) and first.dtype == object:
+        flat = np.concatenate([x.reshape(-1) for x in operands])
+        places = torch.split(torch.arange(flat.size), [x.size for x in operands])
+        found = function(*(part.reshape(x.shape) for part, x in zip(places, operands, strict=True)))
+        return np.asarray(flat[found.numpy()], object)
+    if isinstance(first, np.ndarray):
+        bits = function(*(torch.from_numpy(x.view(np.uint8)) for x in operands))
+        return bits.numpy().view(first.dtype)
+    computed = first.is_complex() or (first.is_floating_point() and first.element_size() > 1)
+    if computed or first.dtype in SAME:
+        return function(*operands)
+    return function(*(x.view(BITS[x.element_size()]) for x in operands)).view(first.dtype)
+
 
 def moving(function: Run) -> Run:
     """Return the row of an operator that only moves its first operand: types of any kind keep their bits."""
 
     def run(op: Operation, x: Any, *rest: Any) -> Any:
-        if isinstance(x, np.ndarray):
-            if x.dtype == object:
-                return _moved_objects(function, op, x, rest)
-            return function(op, torch.from_numpy(x.view(np.uint8)), *rest).numpy().view(x.dtype)
-        if x.is_floating_point() or x.is_complex():
-            small = x.is_floating_point() and x.element_size() == 1
-            return function(op, x.view(torch.uint8), *rest).view(x.dtype) if small else function(op, x, *rest)
-        same = x.dtype in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-        if same:
-            return function(op, x, *rest)
-        return function(op, x.view(BITS[x.element_size()]), *rest).view(x.dtype)
+        return of_one_type(lambda value: function(op, value, *rest), x)
 
     return run
 
 
-def _moved_objects(function: Run, op: Operation, x: np.ndarray, rest: Any) -> np.ndarray:
-    """Move text: numbers of elements in its place."""
-    places = torch.arange(x.size).reshape(x.shape)
-    return np.asarray(x.reshape(-1)[function(op, places, *rest).numpy()], object)
+def nothing_of(x: Any) -> Any:
+    """Return a number 0, or an empty text, of an operand's type."""
+    if isinstance(x, np.ndarray):
+        return np.array("" if x.dtype == object else 0, x.dtype)
+    return torch.zeros(x.element_size(), dtype=torch.uint8, device=x.device).view(x.dtype).reshape(())
 
 
 def _reshape(op: Operation, x: Any, shape: Any = None) -> Any:
@@ -204,9 +218,11 @@ def _scatter_nd(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
 
 
 def scattering(function: Run) -> Run:
-    """Return the row of a scatter: operands in a type that torch can move."""
+    """Return the row of a scatter: operands in a type that torch can move, or compute in where they meet."""
 
     def run(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
+        if op.get("reduction", "none") == "none":
+            return of_one_type(lambda into, new: function(op, into, indices, new), x, updates)
         return narrow(function(op, wide(x), indices, wide(updates)), x.dtype)
 
     return run
@@ -222,21 +238,22 @@ def _tensor_scatter(op: Operation, cache: Any, update: Any, starts: Any = None) 
         places = places % extent
     shape = [cache.shape[0], *[1] * (cache.ndim - 1)]
     shape[axis] = count
-    return cache.scatter(axis, from_the_end(places, extent).reshape(shape).expand(update.shape), update)
+    places = from_the_end(places, extent).reshape(shape).expand(update.shape)
+    return of_one_type(lambda into, new: into.scatter(axis, places, new), cache, update)
 
 
 def _pad(op: Operation, x: Any, pads: Any = None, value: Any = None, axes: Any = None) -> Any:
     mode = op.get("mode", "constant")
-    fill = value.reshape(()).item() if value is not None else op.get("value", 0.0)
     are_stated = pads is None and axes is None
     amounts = op.once(lambda: _amounts(op, x.ndim)) if are_stated else _amounts(op, x.ndim, pads, axes)
 
-    def padded(op: Operation, x: Any) -> Any:
+    def padded(x: Any, fill: Any) -> Any:
+        number = op.get("value", 0.0) if "value" in op.given else fill.reshape(()).item()
         for axis, before, after in amounts:
-            x = _padded_axis(x, axis, before, after, mode, fill)
+            x = _padded_axis(x, axis, before, after, mode, number)
         return x
 
-    return padded(op, x) if mode == "constant" else moving(padded)(op, x)
+    return of_one_type(padded, x, nothing_of(x) if value is None else value)
 
 
 def _amounts(op: Operation, rank: int, pads: Any = None, axes: Any = None) -> list[tuple[int, int, int]]:
@@ -252,6 +269,11 @@ def _padded_axis(x: Any, axis: int, before: int, after: int, mode: str, fill: An
         x = x.narrow(axis, max(-before, 0), x.shape[axis] - max(-before, 0) - max(-after, 0))
         before, after = max(before, 0), max(after, 0)
     extent = x.shape[axis]
+    if mode == "constant" and x.is_complex():
+        shape = [*x.shape]
+        shape[axis] = 1
+        border = x.new_full(shape, fill)
+        return torch.cat([border] * before + [x] + [border] * after, axis)
     if mode == "constant":
         borders = [0, 0] * (x.ndim - 1 - axis) + [before, after]
         return F.pad(x, borders, value=fill)
@@ -317,7 +339,10 @@ def _eye(op: Operation, x: Any) -> Any:
 
 def _triangle(op: Operation, x: Any, k: Any = None) -> Any:
     shift = 0 if k is None else int(k)
-    return x.triu(shift) if op.get("upper", 1) else x.tril(shift)
+    device = "cpu" if isinstance(x, np.ndarray) else x.device
+    ones = torch.ones(tuple(x.shape[-2:]), dtype=torch.bool, device=device)
+    kept = ones.triu(shift) if op.get("upper", 1) else ones.tril(shift)
+    return of_one_type(lambda value, zero: torch.where(kept, value, zero), x, nothing_of(x))
 
 
 def _one_hot(op: Operation, indices: Any, depth: Any, values: Any) -> Any:
@@ -328,8 +353,14 @@ def _one_hot(op: Operation, indices: Any, depth: Any, values: Any) -> Any:
     places = torch.where(places < 0, places + count, places).unsqueeze(axis)
     steps = torch.arange(count, device=indices.device)
     steps = steps.reshape([-1 if at == axis else 1 for at in range(indices.ndim + 1)])
-    off, on = wide(values)[0], wide(values)[1]
-    return narrow(torch.where(places == steps, on, off), values.dtype)
+    chosen = places == steps
+    return of_one_type(lambda pair: torch.where(chosen, pair[1], pair[0]), values)
+
+
+def _places_of_others(op: Operation, x: Any) -> Any:
+    """Return where elements are that are not 0, of text those that are not empty."""
+    value = torch.from_numpy(x.astype(bool)) if isinstance(x, np.ndarray) else wide(x)
+    return value.nonzero().T.contiguous()
 
 
 def _compress(op: Operation, x: Any, condition: Any) -> Any:
@@ -391,11 +422,15 @@ def _space_to_depth(op: Operation, x: Any) -> Any:
 def _center_crop_pad(op: Operation, x: Any, shape: Any) -> Any:
     """Cut or pad each axis around its middle."""
     axes = [axis % x.ndim for axis in op.get("axes") or range(x.ndim)]
-    for axis, wanted in zip(axes, integers(shape), strict=True):
-        extra = wanted - x.shape[axis]
-        before = extra // 2 if extra > 0 else -(-extra // 2)
-        x = _padded_axis(x, axis, before, extra - before, "constant", 0)
-    return x
+
+    def cut(x: Any, zero: Any) -> Any:
+        for axis, wanted in zip(axes, integers(shape), strict=True):
+            extra = wanted - x.shape[axis]
+            before = extra // 2 if extra > 0 else -(-extra // 2)
+            x = _padded_axis(x, axis, before, extra - before, "constant", zero.item())
+        return x
+
+    return of_one_type(cut, x, nothing_of(x))
 
 
 MOVING: Mapping[str, Run] = {
@@ -403,7 +438,6 @@ MOVING: Mapping[str, Run] = {
     "Transpose": _transpose, "Expand": _expand, "Tile": _tile, "Slice": _slice, "Gather": _gather,
     "GatherElements": _gather_elements, "GatherND": _gather_nd, "Compress": _compress,
     "ReverseSequence": _reversed, "DepthToSpace": _depth_to_space, "SpaceToDepth": _space_to_depth,
-    "Trilu": _triangle,
 }  # fmt: skip
 """Operators that move their first operand, whatever its type."""
 
@@ -417,6 +451,7 @@ MOVES: Mapping[str, Run] = {
     "TensorScatter": _tensor_scatter,
     "Pad": _pad,
     "CenterCropPad": _center_crop_pad,
+    "Trilu": _triangle,
     "Shape": _shape,
     "Size": lambda op, x: torch.tensor(prod(x.shape), dtype=torch.int64),
     "ConstantOfShape": _filled,
@@ -424,7 +459,7 @@ MOVES: Mapping[str, Run] = {
     "Range": _range,
     "EyeLike": _eye,
     "OneHot": _one_hot,
-    "NonZero": lambda op, x: wide(x).nonzero().T.contiguous(),
+    "NonZero": _places_of_others,
     "Unique": _unique,
     "Identity": lambda op, x: x,
 }  # fmt: skip

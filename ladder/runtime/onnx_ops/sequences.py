@@ -44,10 +44,16 @@ def _joined(op: Operation, sequence: list[Any]) -> Any:
 def _split(op: Operation, x: Any, sizes: Any = None) -> Any:
     axis, extent = op.get("axis", 0) % x.ndim, x.shape[op.get("axis", 0)]
     if sizes is None:
-        parts = [x.narrow(axis, at, 1) for at in range(extent)]
+        parts = _parts(x, [1] * extent, axis)
         return parts if op.get("keepdims", 1) else [part.squeeze(axis) for part in parts]
-    each = int(sizes) if sizes.ndim == 0 else sizes.tolist()
-    return list(torch.split(x, each, axis))
+    return _parts(x, int(sizes) if sizes.ndim == 0 else sizes.tolist(), axis)
+
+
+def _parts(x: Any, each: int | list[int], axis: int) -> list[Any]:
+    if not isinstance(x, np.ndarray):
+        return list(torch.split(x, each, axis))
+    ends = range(each, x.shape[axis], each) if isinstance(each, int) else np.cumsum(each)[:-1]
+    return list(np.split(x, ends, axis))
 
 
 SEQUENCES: Mapping[str, Run] = {

@@ -1,6 +1,6 @@
 """Values of ONNX models at run time, and their element types.
 
-A tensor is a `torch.Tensor`; tensors of types in which torch cannot compute (4 and 2 bits, text) are numpy
+A tensor is a `torch.Tensor`; tensors of types in which torch cannot compute (6, 4 and 2 bits, text) are numpy
 arrays. A sequence is a list, a map a dictionary of Python's numbers or text; an optional value is the value
 itself or None.
 """
@@ -21,7 +21,7 @@ _ARRAYS = {
     for code in onnx.TensorProto.DataType.values()
     if code not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 }
-_SUB_BYTE = ("uint4", "int4", "uint2", "int2", "float4_e2m1fn")
+_SUB_BYTE = ("uint4", "int4", "uint2", "int2", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
 
 DTYPES: dict[int, torch.dtype] = {
     code: getattr(torch, dtype.name)
@@ -48,7 +48,7 @@ def value_of(array: Any) -> Any:
     array = np.asarray(array)
     if array.dtype.kind in "OUS":
         return array.astype(object)
-    if array.dtype in NAMES:  # of 4 or 2 bits
+    if array.dtype in NAMES:  # of 6, 4 or 2 bits
         return array.copy()
     if array.dtype.isbuiltin == 1:
         return torch.from_numpy(np.array(array, order="C", copy=True))
