@@ -18,7 +18,7 @@ from torch._C import _is_alias_of, _len_torch_dispatch_stack  # type: ignore[att
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ladder.runtime.registered import READ_ONLY, define
+from ladder.runtime.registered import READ_ONLY, ReadOnly, define
 from tile_types import QuantizedTensor
 from tile_types.arrays import as_torch
 from tile_types.errors import LadderError
@@ -232,4 +232,4 @@ def _shape(
 dequantize: Callable[..., torch.Tensor] = define(SCHEMA, _dequantize, _shape, ("CompositeExplicitAutograd",))
 """``dequantize(arrays, description, dtype, device)``: the registered operator."""
 
-READ_ONLY[dequantize] = REFUSED
+READ_ONLY[dequantize] = ReadOnly(REFUSED, DecodedValues)

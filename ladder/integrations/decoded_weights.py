@@ -27,7 +27,7 @@ class Decoded:
         places = [node for node in self.nodes if node.op == "placeholder"]
         self.given = [at for at, each in enumerate(examples) if isinstance(each, DecodedValues)]
         self.reasons = {places[at]: REFUSED for at in self.given}
-        self.reasons |= {node: why for node in self.nodes if (why := READ_ONLY.get(node.target))}
+        self.reasons |= {node: row.why for node in self.nodes if (row := READ_ONLY.get(node.target))}
         (returned,) = self.nodes[-1].args
         leaving = enumerate(returned if self.reasons else ())
         self.leaving = [at for at, node in leaving if self._reason(node)]

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 _Library: Any = torch.library.Library  # its methods have no types
 library = _Library("ladder", "DEF")
 
-READ_ONLY: dict[Any, str] = {}
-"""Operators -> why programs must not write their results, which nobody would read again."""
+
+class ReadOnly(NamedTuple):
+    """What a program must not write.
+
+    why: What an error says of a write.
+    kind: The class of tensors that refuse writes: what leaves a graph becomes one.
+    """
+
+    why: str
+    kind: type[torch.Tensor]
+
+
+READ_ONLY: dict[Any, ReadOnly] = {}
+"""Operators whose results programs must not write, as nobody would read them again."""
 
 
 def define(

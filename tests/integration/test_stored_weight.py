@@ -194,6 +194,28 @@ def test_what_leaves_a_graph_is_not_written(layer: ladder.Linear, what: str) -> 
             assert torch.equal(sums, BEHIND[what](exact(layer)) + 1)
 
 
+@pytest.mark.parametrize("what", BEHIND)
+def test_what_a_captured_program_gives_is_not_written(layer: ladder.Linear, what: str) -> None:
+    kept = []
+
+    def given(x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = BEHIND[what](layer.weight)
+        kept.append(found)
+        if len(x.flatten().tolist()) > 64:  # the graph breaks
+            found = found.t()
+        return found
+
+    fast, x = ladder.compile(given), torch.ones(3, K)
+    with torch.no_grad():
+        for _ in range(3):
+            found = fast(x)
+            for each in (found, kept.pop()):
+                with pytest.raises(ladder.LadderError, match="set_weight"):
+                    each.zero_()
+            assert torch.equal(found + 1, BEHIND[what](exact(layer)).t() + 1)
+    assert fast.outcome == "split"
+
+
 def test_compiled_functions_may_write_copies(layer: ladder.Linear) -> None:
     def copied(x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, layer.weight.clone().mul_(2))

@@ -210,7 +210,18 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
     if trace.inference:
         call = f"{heap.constant(run_at)}({_is_inference(heap, trace, wanted)}, lambda: {call})"
     results = "".join(f"{value.var}, " for value in wanted) or "_"
-    return [*_running_lines(heap, trace, kept, assumed, f"{results} = {call}"), *rebuilt], module
+    marking = _marking_lines(heap, trace, wanted)
+    return [*_running_lines(heap, trace, kept, assumed, f"{results} = {call}"), *marking, *rebuilt], module
+
+
+def _marking_lines(heap: Heap, trace: Trace, wanted: list[Value]) -> list[str]:
+    """Return the lines that make results refuse writes which nobody would read; this run's own do as well."""
+    lines = []
+    for value in wanted if trace.read_only else ():
+        if is_a(value.obj, torch.Tensor) and (row := trace.read_only.get(storages([value.obj])[0])):
+            value.obj.__class__ = row[1].kind
+            lines.append(f"{value.var} = {value.var}.as_subclass({heap.constant(row[1].kind)})")
+    return lines
 
 
 def _is_inference(heap: Heap, trace: Trace, wanted: list[Value]) -> bool:

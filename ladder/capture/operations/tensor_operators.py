@@ -119,8 +119,8 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any], monitor: Monitor) -> 
 
 def _meet_read_only(vm: Interpreter, function: Any, result: Any, monitor: Monitor) -> None:
     vm.trace.refuse_writes(monitor.mutated, getattr(function, "__name__", str(function)))
-    if why := READ_ONLY.get(function):
-        vm.trace.read_only[storage_of(result)] = result, why
+    if row := READ_ONLY.get(function):
+        vm.trace.read_only[storage_of(result)] = result, row
 
 
 def _meet_memory(vm: Interpreter, function: Any) -> None:

@@ -23,6 +23,7 @@ from ladder.capture.values.kinds import is_a
 from ladder.capture.values.monitor import Monitor, Place
 from ladder.capture.values.settings import Setting
 from ladder.capture.values.shapes import Shapes
+from ladder.runtime.registered import ReadOnly
 from tile_types.errors import LadderError
 
 
@@ -90,7 +91,7 @@ class Trace:
         self.asserts = self.may_fail = self.state_written = False
         self.settings: dict[Setting, Any] = {}
         self.replaced: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.read_only: dict[int, tuple[torch.Tensor, str]] = {}
+        self.read_only: dict[int, tuple[torch.Tensor, ReadOnly]] = {}
         self.inference: Any = None
 
     def release(self) -> None:
@@ -101,7 +102,7 @@ class Trace:
     def refuse_writes(self, storages: AbstractSet[int], name: str) -> None:
         """Raise LadderError, as eager programs do, if an operation writes what is read-only."""
         for storage in storages & self.read_only.keys():
-            raise LadderError(f"{name} {self.read_only[storage][1]}")
+            raise LadderError(f"{name} {self.read_only[storage][1].why}")
 
     @property
     def changes_tensors(self) -> bool:
