@@ -98,7 +98,7 @@ def _index_of(largest: bool) -> Run:
     def run(op: Operation, x: Any) -> Any:
         axis, keep = op.get("axis", 0), bool(op.get("keepdims", 1))
         value = ordered(x).flip(axis) if op.get("select_last_index", 0) else ordered(x)
-        found = _first(value, axis, largest)
+        found = (value.max if largest else value.min)(axis, keepdim=True).indices  # of equal ones the first
         if op.get("select_last_index", 0):
             found = x.shape[axis] - 1 - found
         return found if keep else found.squeeze(axis)
@@ -106,18 +106,30 @@ def _index_of(largest: bool) -> Run:
     return run
 
 
-def _first(x: Any, axis: int, largest: bool) -> Any:
-    """Return the first place of the largest or smallest element."""
-    best = x.amax(axis, keepdim=True) if largest else x.amin(axis, keepdim=True)
-    same = (x == best) | ((x != x) if x.is_floating_point() else False)
-    return same.to(torch.uint8).argmax(axis, keepdim=True)
-
-
 def _top(op: Operation, x: Any, k: Any = None) -> Any:
     count = int(k.reshape(())) if k is not None else op.get("k")
     axis, largest = op.get("axis", -1), bool(op.get("largest", 1))
-    order = torch.sort(ordered(x), dim=axis, descending=largest, stable=True)
-    return restored(order.values.narrow(axis, 0, count), x.dtype), order.indices.narrow(axis, 0, count)
+    values, indices = _best(ordered(x).movedim(axis, -1), count, largest)
+    return restored(values.movedim(-1, axis), x.dtype), indices.movedim(-1, axis)
+
+
+def _best(x: Any, count: int, largest: bool) -> tuple[Any, Any]:
+    """Return the best elements of the last axis in order and where they are, of equal ones the first.
+
+    Selecting leaves open which of equal ones it takes: rows where one is not better than the next are sorted.
+    """
+    if not 0 < count < x.shape[-1] or x.device.type != "cpu":
+        order = torch.sort(x, descending=largest, stable=True)
+        return order.values[..., :count], order.indices[..., :count]
+    values, indices = torch.topk(x, count + 1, largest=largest)
+    better, next_ = values[..., :-1], values[..., 1:]
+    distinct = better > next_ if largest else better < next_
+    values, indices = better, indices[..., :-1]
+    if not distinct.all():
+        rows = ~distinct.all(-1)
+        order = torch.sort(x[rows], descending=largest, stable=True)
+        values[rows], indices[rows] = order.values[:, :count], order.indices[:, :count]
+    return values, indices
 
 
 def _accumulated(function: Callable[..., Any], neutral: int) -> Run:

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.moves import moving
 from ladder.runtime.onnx_ops.operation import Operation, Run
@@ -247,10 +248,23 @@ def _old_scales(op: Operation, x: Any) -> list[float]:
 # sampling at given places ----------------------------------------------------------------------------
 
 
+TORCHS_MODES = ({"linear": "bilinear", "cubic": "bicubic"}, {"linear": "bilinear"})
+"""Modes of images, and of volumes -> what torch calls them. What is nearest is found in float64."""
+
+
+def _is_sampled_by_torch(x: Any, grid: Any) -> bool:
+    """Whether torch's kernel samples a tensor at such places: to it NaN and infinity are places outside."""
+    plain = x.ndim in (4, 5) and x.dtype in (torch.float32, torch.float64) and x.device.type == "cpu"
+    return plain and 0 not in (*x.shape, *grid.shape) and bool(grid.isfinite().all())
+
+
 def _grid_sample(op: Operation, x: Any, grid: Any) -> Any:
     """Sample at places of -1 to 1 per axis, given last axis first."""
     rank, corners = x.ndim - 2, bool(op.get("align_corners", 0))
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(op.get("mode", "linear"), op.get("mode", "linear"))
+    if mode in TORCHS_MODES[rank > 2] and x.dtype == grid.dtype and _is_sampled_by_torch(x, grid):
+        padding = op.get("padding_mode", "zeros")
+        return F.grid_sample(x, grid, TORCHS_MODES[rank > 2][mode], padding, corners)
     places = []
     for axis in range(rank):
         extent = x.shape[2 + axis]
