@@ -10,7 +10,15 @@ from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.elements import lacking
-from ladder.partition.repeats import LONG_ON_CPUS, LONG_ON_GPUS, READS_ONCE, calls_again, known, works_again
+from ladder.partition.repeats import (
+    LEAST_READERS,
+    LONG_ON_CPUS,
+    LONG_ON_GPUS,
+    READS_ONCE,
+    calls_again,
+    known,
+    works_again,
+)
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, loop_extents, row_axes
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
@@ -101,6 +109,8 @@ class Chains:
                 self.join(number, reader)
                 if reader in self.members:
                     break
+        for number in sorted(self.reasons) if self.units else ():
+            self.hand_over(number)
         self.gather()
         return [*map(self.part, self.members), *wide]
 
@@ -123,6 +133,35 @@ class Chains:
         if reader is None or any(self.is_read(name, members | self.members[reader]) for name in members):
             return None
         return reader
+
+    def hand_over(self, number: int) -> None:
+        """Give the chain that reads a chain's many elements what computes them, if the rest stays a chain.
+
+        Then only the few that were to be stored are, and not the many that were computed with them.
+        """
+        members = self.members[number]
+        sizes = {name: known(product(self.node(name).tile.shape)) for name in members}
+        many = {name for name in members if sizes[name] == max(sizes.values())} - self.reductions
+        beyond = {reader for name in many for reader in self.beyond_views(name) if reader not in members}
+        readers = {self.chain_of.get(reader) for reader in beyond}
+        (reader,) = readers if len(readers) == 1 else (None,)
+        if reader is None or any(self.is_read(name, members | self.members[reader]) for name in many):
+            return
+        moved = set[str]()
+        while many:
+            moved |= many
+            left = members - moved - self.reductions
+            many = {name for name in left if (users := {*self.beyond_views(name)}) and users <= moved}
+        rest, taking = members - moved, self.members[reader] | moved
+        few = LEAST_READERS * max((sizes[name] for name in rest), default=0) <= max(sizes.values())
+        if not rest or not few:
+            return
+        before = members, self.members[reader]
+        self.members[number], self.members[reader] = rest, taking
+        self.chain_of |= dict.fromkeys(moved, reader)
+        if self.obstacle(rest) or self.obstacle(taking):
+            self.members[number], self.members[reader] = before
+            self.chain_of |= dict.fromkeys(moved, number)
 
     def gather(self) -> None:
         """Join chains that reduce one large value, at once, with what computes it if they can."""

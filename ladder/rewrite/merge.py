@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ladder.ir.build import GraphBuilder, draws, node_attributes
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from tile_types.forms import HALVES
@@ -33,6 +34,36 @@ def merge_all_but_windows(graph: Graph) -> Graph:
         return _is_pure(node) and not gathers
 
     return _merged(graph, merges)
+
+
+def merge_reshaped(graph: Graph) -> Graph:
+    """Keep the first of all nodes that compute the same elements in the same order: others are it, reshaped.
+
+    As where a reduction reads a value with two axes as one, and others read it as it is.
+    """
+    builder = GraphBuilder(graph.name, graph.level)
+    keys: dict[str, Any] = {}
+    seen: dict[Any, str] = {}
+    for node in graph.nodes:
+        key = _elements_of(builder, node, keys)
+        keys |= dict.fromkeys(node.values, node.name) | {node.name: key}
+        first = seen.setdefault(key, node.name) if get_operator(node.operator).elementwise else node.name
+        if first != node.name:
+            node = Node(node.name, "reshape", (first,), (("shape", node.tile.shape),), node.tiles)
+        builder.insert(node)
+    return builder.finish(*graph.outputs)
+
+
+def _elements_of(builder: GraphBuilder, node: Node, keys: Mapping[str, Any]) -> Any:
+    """Return what a node's elements are, whatever its axes: equal for those of the same ones in order."""
+    shapes = [builder.tile(value).shape for value in node.inputs]
+    count = product(node.tile.shape)
+    if node.operator == "reshape" or node.operator == "constant":
+        return keys[node.inputs[0]] if node.inputs else (node.operator, node.attributes, node.tile.ttype)
+    computed = get_operator(node.operator).elementwise or node.operator == "convert"
+    if not computed or any(product(shape) not in (count, 1) for shape in shapes) or not _is_pure(node):
+        return node.name
+    return node.operator, node.attributes, node.tile.ttype, count, *(keys[value] for value in node.inputs)
 
 
 def _merged(graph: Graph, merges: Callable[[Node], bool]) -> Graph:

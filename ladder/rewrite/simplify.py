@@ -26,7 +26,7 @@ from ladder.rewrite.identities import (
     RESHAPE_SINKING,
     ROW_SINKING,
 )
-from ladder.rewrite.merge import merge_all_but_windows, merge_equal
+from ladder.rewrite.merge import merge_all_but_windows, merge_equal, merge_reshaped
 from ladder.rewrite.partial_results import computed_in_part
 from ladder.rewrite.passes import Pass, rewriting, run_passes
 from ladder.rewrite.rules import Rules
@@ -75,6 +75,7 @@ ROWS = (
     Pass("compute parts of results", computed_in_part),
     Pass("write short reductions out", written_out),
     rewriting("functions of rows", ROW_SINKING + LAYOUT_FOLDING),
+    Pass("merge equal nodes of other axes", merge_reshaped),
 )
 
 IMAGES = (

@@ -1,0 +1,81 @@
+"""Values that are computed again by each chain that reads them, where that reads no more than storing them.
+
+As of ``x - mean``, which reads x: what reads the difference may as well read x and the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from ladder.ir.build import draws
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph
+from ladder.partition.chains import MOST_NESTED, MOST_ON_GPUS, joins_nested, sums_of_sums
+from ladder.partition.elements import lacking
+from ladder.partition.repeats import LONG_ON_GPUS, LONG_WORK, WORK, calls_again, works_again
+from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes
+from ladder.partition.subgraphs import Subgraph, extract, needed, outside_inputs
+
+MOVING = ("map", "gather", "put", "pad", "concat", "repeat", "slice", "transpose", *SCANS)
+"""Operators of chains that read an element several times, or not in the order of memory."""
+
+NUMBERS = 16
+"""Elements of the largest value over those of others that count nothing: numbers of rows."""
+
+
+def with_recomputed(graph: Graph, parts: Sequence[Subgraph], kind: str) -> list[Subgraph]:
+    """Return the parts without chains whose elements all their readers may compute, on a device of a kind."""
+    found, at = list(parts), 0
+    while at < len(found):
+        part = found[at]
+        users = [user for user in found if set(user.inputs) & set(part.outputs)]
+        joined = [_computing(graph, part, user, kind) for user in users] if _is_light(graph, part) else []
+        instead = {id(user): one for user, one in zip(users, joined, strict=False) if one is not None}
+        if instead and len(instead) == len(users):
+            found = [instead.get(id(one), one) for one in found if one is not part]
+        else:
+            at += 1
+    return found
+
+
+def _is_light(graph: Graph, part: Subgraph) -> bool:
+    """Tell whether a part is a chain of few operations by element, and no result."""
+    nodes = part.graph.nodes
+    if part.kind != "chain" or set(part.outputs) & set(graph.outputs) or any(map(draws, nodes)):
+        return False
+    operators = {node.operator for node in nodes}
+    work = sum(WORK.get(node.operator, 1) for node in nodes)
+    return not operators & {*MOVING, *REDUCTIONS, *LONG_ON_GPUS} and work < LONG_WORK
+
+
+def _computing(graph: Graph, part: Subgraph, user: Subgraph, kind: str) -> Subgraph | None:
+    """Return a chain with what it reads of another one; None if it would read more, or be no such chain."""
+    if user.kind != "chain" or {node.operator for node in user.graph.nodes} & {*MOVING}:
+        return None
+    members = {node.name for one in (part, user) for node in one.graph.nodes if node.operator != "input"}
+    whole = needed(extract(graph, members, user.outputs), user.outputs)
+    members = {node.name for node in whole.nodes if node.operator != "input"}
+    region, inputs = extract(graph, members, user.outputs, "chain"), outside_inputs(graph, members)
+    before, after = (_bytes(graph, values) for values in (user.inputs, inputs))
+    if before is None or after is None or after > before:
+        return None
+    loops = [
+        (row_axes(chain, user.outputs), column_axes(chain, user.outputs)) for chain in (user.graph, region)
+    ]
+    again = calls_again(region, user.outputs, LONG_ON_GPUS) or works_again(region, user.outputs)
+    long = len(members) > MOST_ON_GPUS or joins_nested(region) > MOST_NESTED
+    summed = any(sums_of_sums(region, node) for node in region.nodes)
+    if loops[0] != loops[1] or again or long or summed or lacking(region, kind):
+        return None
+    return Subgraph("chain", region, inputs, user.outputs, user.reason)
+
+
+def _bytes(graph: Graph, values: Sequence[str]) -> int | None:
+    """Return the bytes of some values, but for those of much fewer elements than others; None if open."""
+    counts = [product(graph.tile(value).shape) for value in values]
+    known = [count for count in counts if isinstance(count, int)]
+    if len(known) < len(counts):
+        return None
+    sizes = zip(known, (graph.tile(value).ttype.elem_bits for value in values), strict=True)
+    return sum(ceil(n * bits / 8) for n, bits in sizes if NUMBERS * n >= max(known))
