@@ -37,8 +37,15 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 CODE_NAMES = (".weight", "_weight", ".codes", ".indices", "._data", ".dqweight", ".qweight", ".B")
 """Suffixes of codes, of what is not read too (AQLM, VPTQ, HIGGS, FP-Quant, Marlin)."""
 
-UNREAD = (".trellis", ".Qidxs", ".bitmask", ".q_weight", "._data")
-"""Suffixes of codes of forms that are not read: EXL2 and 3, QTIP, QuIP#, sparse weights, quanto's others."""
+UNREAD = {
+    ".trellis": "EXL3",
+    ".q_weight": "EXL2 or MLC",
+    ".Qidxs": "QuIP#",
+    ".wscales": "SVDQuant",
+    ".bitmask": "a sparse matrix",
+    "._data": "quanto",
+}
+"""Suffixes of codes, or of scales, that are not read -> what they belong to; the last are quanto's others."""
 
 MERGED = ("weight_input", "weight_output")
 """Where compressed-tensors applies transforms that are in the weights; it does others when a model runs."""

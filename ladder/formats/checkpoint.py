@@ -298,11 +298,13 @@ def assign(
             require(layer.name not in layers, f"{layer.name} is stored in two formats")
             layers[layer.name] = found
             taken.update(prefix + part for part in layer.parts)
+    rest = {name: stored for name, stored in arrays.items() if name not in taken}
     method = config.get(METHOD)
+    if _is_known(method):
+        _require_read(rest)
     for name, why in unfit.items():
         why = why if _is_known(method) else f"the method {method!r} is not read"
         require(name in taken or not _is_claimed(name, config), f"{name}: {why}")
-    rest = {name: stored for name, stored in arrays.items() if name not in taken}
     _require_plain(rest, arrays, config)
     require_no_transforms(config)
     require_nothing_else(layers, rest)
@@ -311,6 +313,13 @@ def assign(
     clash = next((name for name in layers if name in arrays and name not in taken), None)
     require(clash is None, f"{clash} is there both quantized and as it is")
     return layers, rest
+
+
+def _require_read(rest: Iterable[str]) -> None:
+    """Raise if an array is known to be of a form that is not read."""
+    for name in rest:
+        form = next((form for suffix, form in UNREAD.items() if name.endswith(suffix)), None)
+        require(form is None, f"{name}: codes of {form}, a form that is not read")
 
 
 def _is_claimed(name: str, config: Mapping[str, Any]) -> bool:
@@ -342,7 +351,6 @@ def _require_plain(rest: Mapping[str, Stored], arrays: Arrays, config: Mapping[s
         require(known or not code, f"{name} is {stored.dtype}; the method {method!r} is not read")
         beside = scaled_by(name, modules[name.rpartition(".")[0]]) if code else None
         require(beside is None, f"{name} is {stored.dtype} beside {beside}: a form that is not read")
-        require(not name.endswith(UNREAD), f"{name}: codes of a form that is not read")
     for name in torchao.part_names(arrays.metadata):
         require(name not in rest, f"{name} is there without the rest of its tensor")
 
