@@ -16,25 +16,12 @@ from tile_types.errors import MissingToolError
 
 NAMES = (
     *("TfIdfVectorizer", "ImageDecoder", "StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch"),
-    *(
-        f"ai.onnx.ml::{name}"
-        for name in (
-            *("ArrayFeatureExtractor", "Binarizer", "LabelEncoder", "Normalizer", "Scaler"),
-            *("LinearClassifier", "LinearRegressor"),
-            *(
-                "Imputer",
-                "OneHotEncoder",
-                "FeatureVectorizer",
-                "SVMClassifier",
-                "SVMRegressor",
-            ),
-        )
-    ),
+    *(f"ai.onnx.ml::{name}" for name in ("ArrayFeatureExtractor", "Binarizer", "Imputer")),
 )
 """Operators that run so."""
 
 
-def _evaluated(op: Operation, *operands: Any) -> Any:
+def evaluated(op: Operation, *operands: Any) -> Any:
     """Compute one node by the reference.
 
     Raises MissingToolError if it needs a package that is not installed.
@@ -66,23 +53,5 @@ def _attribute(key: str, value: Any) -> Any:
     return value
 
 
-def _label_encoder(op: Operation, x: Any) -> Any:
-    """Version 1 has a list of texts, whose places are the other labels; the reference knows later ones."""
-    texts = op.get("classes_strings")
-    if texts is None:
-        return _evaluated(op, x)
-    places = {text: at for at, text in enumerate(texts)}
-    if isinstance(x, np.ndarray):
-        unknown = op.get("default_int64", -1)
-        found = [places.get(str(text), unknown) for text in x.ravel()]
-        return value_of(np.array(found, np.int64).reshape(x.shape))
-    unknown = op.get("default_string", "_Unused")
-    found = [texts[at] if 0 <= at < len(texts) else unknown for at in x.ravel().tolist()]
-    return np.array(found, object).reshape(tuple(x.shape))
-
-
-REFERENCE: Mapping[str, Run] = {
-    **dict.fromkeys(NAMES, _evaluated),
-    "ai.onnx.ml::LabelEncoder": _label_encoder,
-}
+REFERENCE: Mapping[str, Run] = dict.fromkeys(NAMES, evaluated)
 """Operators that the standard's reference computes."""

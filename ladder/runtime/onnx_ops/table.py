@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ladder.runtime.onnx_ops.casts import CASTS
+from ladder.runtime.onnx_ops.classical import CLASSICAL
 from ladder.runtime.onnx_ops.elementwise import ELEMENTWISE
 from ladder.runtime.onnx_ops.microsoft import MICROSOFT
 from ladder.runtime.onnx_ops.microsoft_blocks import BLOCKS
@@ -24,7 +25,7 @@ from ladder.runtime.onnx_ops.windows import WINDOWS
 TABLE: Mapping[str, Run] = {
     **ELEMENTWISE, **CASTS, **MOVES, **REDUCTIONS, **WINDOWS, **RECURRENT, **RESIZES, **VISION, **SIGNALS,
     **SEQUENCES, **MICROSOFT, **BLOCKS, **QUANTIZED, **REFERENCE,
-    **MAPS, **TREES,
+    **MAPS, **TREES, **CLASSICAL,
 }  # fmt: skip
 """Operator, with its domain where it is not ONNX's own -> what computes it."""
 

@@ -1,0 +1,114 @@
+"""Classical models, and what prepares their columns (``ai.onnx.ml``): any numbers give float32 results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ladder.runtime.onnx_ops.operation import Operation, Run
+from ladder.runtime.onnx_ops.reference import evaluated
+from ladder.runtime.onnx_ops.trees import POST
+from ladder.runtime.onnx_ops.values import array_of, value_of
+
+
+def _real(x: Any) -> Any:
+    """Return numbers as they are computed with: float32 as it is, others in float64."""
+    return x if isinstance(x, np.ndarray) or x.dtype == torch.float32 else x.double()
+
+
+def in_reals(function: Run) -> Run:
+    """Return the row of an operator that computes with real numbers and gives float32 ones."""
+
+    def run(op: Operation, *operands: Any) -> Any:
+        found = function(op, *map(_real, operands))
+        results = found if isinstance(found, tuple) else (found,)
+        return tuple(
+            value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+            for value in results
+        )
+
+    return run
+
+
+def _numbers(op: Operation, name: str, like: Any, default: float = 0.0) -> Any:
+    return torch.as_tensor(op.get(name, [default]), dtype=like.dtype, device=like.device)
+
+
+def _scaled(op: Operation, x: Any) -> Any:
+    return (x - _numbers(op, "offset", x)) * _numbers(op, "scale", x, 1.0)
+
+
+SIZES = {
+    "MAX": lambda x: x.amax(-1, keepdim=True),
+    "L1": lambda x: x.abs().sum(-1, keepdim=True),
+    "L2": lambda x: x.square().sum(-1, keepdim=True).sqrt(),
+}
+"""Norm -> what rows are divided by; the standard's largest element is not that of magnitudes."""
+
+
+def _normalized(op: Operation, x: Any) -> Any:
+    size = SIZES[op.get("norm", "MAX")](x)
+    return x / torch.where(size == 0, 1.0, size)
+
+
+def _regressed(op: Operation, x: Any) -> Any:
+    rows = x if x.ndim == 2 else x.reshape(1, -1)
+    weights = _numbers(op, "coefficients", x).reshape(op.get("targets", 1), -1)
+    return POST[op.get("post_transform", "NONE")](rows @ weights.T + _numbers(op, "intercepts", x))
+
+
+def _one_hot(op: Operation, x: Any) -> Any:
+    """Numbers of any type are those of whole categories, without their fractions."""
+    return evaluated(op, x if isinstance(x, np.ndarray) else x.to(torch.int64))
+
+
+def _label_encoder(op: Operation, x: Any) -> Any:
+    """Version 1 has a list of texts, whose places are the other labels; the reference knows later ones."""
+    texts = op.get("classes_strings")
+    if texts is None:
+        return _with_label_of_nan(op, x, evaluated(op, x))
+    places = {text: at for at, text in enumerate(texts)}
+    if isinstance(x, np.ndarray):
+        unknown = op.get("default_int64", -1)
+        found = [places.get(str(text), unknown) for text in x.ravel()]
+        return value_of(np.array(found, np.int64).reshape(x.shape))
+    unknown = op.get("default_string", "_Unused")
+    found = [texts[at] if 0 <= at < len(texts) else unknown for at in x.ravel().tolist()]
+    return np.array(found, object).reshape(tuple(x.shape))
+
+
+def _with_label_of_nan(op: Operation, x: Any, found: Any) -> Any:
+    """Return labels, those of NaN by the key that is NaN: the reference finds none that equals it."""
+    keys = op.get("keys_floats", op.get("keys_tensor"))
+    absent = isinstance(x, torch.Tensor) and x.is_floating_point() and bool(x.isnan().any())
+    places = (
+        [at for at, key in enumerate(array_of(torch.as_tensor(keys))) if key != key]
+        if absent and keys is not None
+        else []
+    )
+    if not places:
+        return found
+    names = ("values_floats", "values_int64s", "values_strings", "values_tensor")
+    values = next(op.get(name) for name in names if op.get(name) is not None)
+    labels = array_of(found[0]).copy()
+    labels[array_of(x.isnan())] = (
+        array_of(values)[places[0]] if hasattr(values, "dtype") else values[places[0]]
+    )
+    return value_of(labels)
+
+
+CLASSICAL: Mapping[str, Run] = {
+    "ai.onnx.ml::Scaler": in_reals(_scaled),
+    "ai.onnx.ml::Normalizer": in_reals(_normalized),
+    "ai.onnx.ml::LinearRegressor": in_reals(_regressed),
+    "ai.onnx.ml::OneHotEncoder": _one_hot,
+    "ai.onnx.ml::LabelEncoder": _label_encoder,
+    **{
+        f"ai.onnx.ml::{name}": in_reals(evaluated)
+        for name in ("FeatureVectorizer", "LinearClassifier", "SVMClassifier", "SVMRegressor")
+    },
+}
+"""Classical models, and operators that prepare what they read."""
