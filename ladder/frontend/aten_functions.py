@@ -25,7 +25,7 @@ def _polynomial(im: Importer, x: str, coefficients: Sequence[float], wide: str) 
     return found
 
 
-def _single(function: Any) -> Row:
+def single(function: Any) -> Row:
     """Return the row of a function that is computed in float32."""
 
     def row(im: Importer, out: str, x: Any) -> Any:
@@ -35,7 +35,8 @@ def _single(function: Any) -> Row:
     return row
 
 
-def _exponential_less_one(im: Importer, x: str) -> str:
+def exponential_less_one(im: Importer, x: str) -> str:
+    """Return ``exp(x) - 1`` of a float32, near 0 too."""
     far = im.apply("sub", [im.apply("exp", [x], "float32"), 1.0], "float32")
     near = im.apply("mul", [_polynomial(im, x, EXPONENTIAL, "float32"), x], "float32")
     is_near = im.apply("less", [im.apply("abs", [x], "float32"), NEAR], "float32")
@@ -130,7 +131,7 @@ def _exponential_linear(
         return None
     x = im.operand(x, "float32")
     inner = x if input_scale == 1 else im.apply("mul", [x, input_scale], "float32")
-    below = im.apply("mul", [_exponential_less_one(im, inner), alpha * scale], "float32")
+    below = im.apply("mul", [exponential_less_one(im, inner), alpha * scale], "float32")
     return im.cast(_by_sign(im, x, im.apply("mul", [x, scale], "float32"), below, "float32"), out)
 
 
@@ -159,12 +160,12 @@ def _fraction(im: Importer, out: str, x: str) -> Any:
 
 
 FUNCTIONS: dict[str, Row] = {
-    "expm1.default": _single(_exponential_less_one),
-    "log1p.default": _single(_logarithm_beyond_one),
-    "mish.default": _single(_mish),
-    "asin.default": _single(_arc_sine),
-    "acos.default": _single(_arc_cosine),
-    "atan.default": _single(_arc_tangent),
+    "expm1.default": single(exponential_less_one),
+    "log1p.default": single(_logarithm_beyond_one),
+    "mish.default": single(_mish),
+    "asin.default": single(_arc_sine),
+    "acos.default": single(_arc_cosine),
+    "atan.default": single(_arc_tangent),
     "elu.default": _exponential_linear,
     "leaky_relu.default": _leaky,
     "isnan.default": _is_nan,

@@ -187,6 +187,14 @@ def _scan(operator: str, *, both: bool = False) -> Row:
     return row
 
 
+def _least_so_far(im: Importer, out: str, x: str, axis: int) -> Any:
+    """Return what is the largest so far of the negated floats, negated."""
+    if not out.startswith(("float", "bfloat")):
+        return None
+    found = _scan("scan_max", both=True)(im, out, im.arithmetic("neg", [x], out), axis)
+    return None if found is None else (im.arithmetic("neg", [found[0]], out), None)
+
+
 def _scanned(im: Importer, operator: str, x: str) -> str:
     """Return the scan along the last axis; where a block does not hold it, of parts, and of their ends."""
     shape = im.shape(x)
@@ -222,6 +230,7 @@ REDUCTIONS: dict[str, Row] = {
     "cumsum.default": _scan("scan_sum"),
     "cumprod.default": _scan("scan_product"),
     "cummax.default": _scan("scan_max", both=True),
+    "cummin.default": _least_so_far,
     "logcumsumexp.default": _scan("scan_logsumexp"),
     "sum.default": _summed,
     "sum.dim_IntList": _summed,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ladder.frontend.aten_bits import BITS
+from ladder.frontend.aten_curves import CURVES
 from ladder.frontend.aten_functions import FUNCTIONS
 from ladder.frontend.aten_gathers import GATHERS
 from ladder.frontend.aten_moves import MOVES
@@ -466,6 +467,7 @@ ROWS: dict[str, Row] = {
     "select_scatter.default": _put_one,
     **FUNCTIONS,
     **SIGNS,
+    **CURVES,
     **MOVES,
     **GATHERS,
     **REDUCTIONS,

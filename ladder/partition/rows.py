@@ -42,7 +42,7 @@ SCANNED = 1 << 13
 """Vectors of up to 16 bytes of a row that lanes of a block scan at once, or half the single elements."""
 
 UNHELD = ("concat", "pad", "map", "repeat", "put", "gather")
-"""Operators that cut rows into pieces."""
+"""Operators that cut rows into pieces: lanes that hold what is scanned do not have what these read of it."""
 
 MOST_REPEATED, MOST_REPEATED_INSIDE = 1 << 14, 16
 """Most elements that a repeated reduction reads in all, and, inside of another one, in each repetition."""
@@ -225,7 +225,8 @@ def _scans_rows(graph: Graph, results: Sequence[Shape], shape: Shape) -> bool:
         reduces, scans = node.operator in REDUCTIONS, node.operator in SCANS
         read = [graph.tile(value).shape for value in node.inputs]
         along = node_attributes(node)["axis"] % len(shape) == len(shape) - 1 if reduces or scans else True
-        if ((reduces or scans) and read != [shape]) or not along or node.operator in UNHELD:
+        cut = node.operator in UNHELD and made.intersection(node.inputs)
+        if ((reduces or scans) and read != [shape]) or not along or cut:
             return False
         if not made.intersection(node.inputs) and not scans:
             continue

@@ -137,6 +137,35 @@ PROGRAMS: dict[str, tuple[Callable[[torch.Tensor], Any], tuple[int, ...]]] = {
 }
 
 
+CUT: dict[str, Callable[..., torch.Tensor]] = {
+    "padded": lambda x: (torch.nn.functional.pad(x, (1, 0)) * 2).cumsum(-1) + 1,
+    "turned": lambda x: (x.flip(-1) + 1).cumsum(-1),
+    "joined": lambda x: torch.cat([x[:, 3:], x * 2], -1).cummax(-1).values,
+    "least": lambda x: x.roll(1, -1).cummin(-1).values,
+    "numbered": lambda x: x.gather(1, (x > 0).long()).cumsum(-1).exp(),
+}
+"""Programs that scan pieces of rows, of which one kernel is made."""
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_what_is_scanned_may_be_cut_into_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = property(lambda self: False, lambda self, value: None)
+    monkeypatch.setattr(importer.Importer, "on_cpu", never, raising=False)
+    x, found = torch.rand((3, 61), generator=torch.Generator().manual_seed(0)) - 0.25, list[Any]()
+
+    def backend(module: Any, examples: Any) -> Any:
+        found.append(simplified(import_fx(module, examples), H200))
+        return module
+
+    with torch.no_grad():
+        ladder.compile(CUT[name], backend=backend)(x)
+    graph = found[0].graph
+    parts = partition(graph, device=H200)
+    assert [part.kind for part in parts] == ["chain"]
+    (made,) = run_parts(graph, parts, [x])
+    torch.testing.assert_close(made, CUT[name](x.double()), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch gives them, of parts where rows are long, kernel by kernel on the simulator."""
