@@ -375,7 +375,11 @@ def _plain_type(name: str) -> TType:
         xp = arrays_of(values)
         return xp.cast(xp.clip(xp.rint(values), *limits), "int64") & ((1 << bits) - 1)
 
-    return TType(name, bits, decode, encoder=encode, limits=limits, doc=doc)
+    listed = bits <= EXHAUSTIBLE_BITS
+    codes = (0, 1) if name == "bool" else None
+    return TType(
+        name, bits, decode, encoder=encode, finite_codes=codes, limits=None if listed else limits, doc=doc
+    )
 
 
 def _signed(bits: int) -> TType:

@@ -91,7 +91,8 @@ class TType:
         Name of a type and an exponent e where the values are those of that type times ``2**e``; see
         `tile_types.multiples`.
     limits
-        Least and largest value, where codes are too many to list; two integers if all values between are.
+        Least and largest value of a type above 16 bits, whose codes are too many to list; two integers if
+        all values between are.
 
     Raises
     ------
@@ -145,6 +146,7 @@ class TType:
                 f"type {self.name}: a type of blocks has no decode: register its element, then give that"
                 " name as element="
             )
+        self._check_limits()
         codes = () if self.finite_codes is None else self.finite_codes
         require_kind(codes, tuple, f"type {self.name}: finite_codes must be a tuple")
         for code in codes:
@@ -152,6 +154,16 @@ class TType:
                 raise ValueRangeError(
                     f"type {self.name}: finite_codes has {code}, no code of {self.elem_bits} bits"
                 )
+
+    def _check_limits(self) -> None:
+        """Raise ValueRangeError unless limits are two ascending numbers of a type that is not listed."""
+        given = self.limits
+        pair = isinstance(given, tuple) and len(given) == 2 and all(isinstance(x, int | float) for x in given)
+        if given is not None and not (pair and given[0] < given[1] and self.elem_bits > EXHAUSTIBLE_BITS):
+            raise ValueRangeError(
+                f"type {self.name}: limits are the least and the largest value of more than"
+                f" {EXHAUSTIBLE_BITS} bits, got {given!r} for {self.elem_bits}"
+            )
 
     def __eq__(self, other: object) -> bool:
         """Compare names."""

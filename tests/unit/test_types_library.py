@@ -52,6 +52,12 @@ def test_integers_have_their_true_limits(name: str, least: int, most: int) -> No
     assert np.array_equal(ttype.decode_array(torch.from_numpy(ttype.encode(given).astype(np.int64))), wanted)
 
 
+@pytest.mark.parametrize("limits", [(0, 3), [0, 3], (3, 0), (0,), (0, "3"), 3])
+def test_limits_are_two_numbers_of_many_bits(limits: Any) -> None:
+    with pytest.raises(ValueRangeError, match="type odd: limits are the least and the largest value"):
+        TType("odd", 4 if limits == (0, 3) else 20, lambda code, ops: ops.cast(code, "int32"), limits=limits)
+
+
 def test_other_types_of_programs_have_their_true_limits() -> None:
     assert get_type("float64").maximum == -get_type("float64").minimum == np.finfo(np.float64).max
     assert (get_type("bool").minimum, get_type("bool").maximum) == (0, 1)
