@@ -115,12 +115,21 @@ def register_type(ttype: TType) -> TType:
     """
     require_kind(ttype, TType, "register_type takes a TType")
     taken = _TYPES.get(ttype.name, ttype)
-    if taken is not ttype and (ttype.name in _SHIPPED or not _same(taken, ttype)):
+    if _is_group_name(ttype.name) and _same(parsed := _parsed_type(ttype.name), ttype):
+        return parsed
+    reserved = ttype.name in PLAIN_TYPES or _is_group_name(ttype.name)
+    if reserved or (taken is not ttype and (ttype.name in _SHIPPED or not _same(taken, ttype))):
         raise ValueRangeError(f"type {ttype.name!r} exists already; choose another name")
     if ttype.element_type.elem_bits <= EXHAUSTIBLE_BITS:
         ttype.element_type.valid_codes()
         _check_encoder(ttype.element_type)
     return _add(ttype)
+
+
+def _is_group_name(name: str) -> bool:
+    """Tell whether a name is that of a known element in groups, which products look up."""
+    match = _GROUP_NAME.fullmatch(name)
+    return match is not None and match["element"] in _TYPES
 
 
 def _same(one: TType, other: TType) -> bool:

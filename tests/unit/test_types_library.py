@@ -58,6 +58,15 @@ def test_limits_are_two_numbers_of_many_bits(limits: Any) -> None:
         TType("odd", 4 if limits == (0, 3) else 20, lambda code, ops: ops.cast(code, "int32"), limits=limits)
 
 
+@pytest.mark.parametrize("name", ["int16", "int64", "bool", "float64", "int4_g32", "uint4_g64_zf"])
+def test_names_with_a_meaning_cannot_be_taken(name: str) -> None:
+    """Programs would read masks by a type of 1 bit, products groups without scales."""
+    with pytest.raises(ValueRangeError, match=f"type '{name}' exists already"):
+        register_type(TType(name, 1, lambda code, ops: ops.cast(code, "int32")))
+    assert get_type(name).elem_bits != 1
+    assert register_type(replace(get_type("int4_g32"))) is get_type("int4_g32")
+
+
 def test_other_types_of_programs_have_their_true_limits() -> None:
     assert get_type("float64").maximum == -get_type("float64").minimum == np.finfo(np.float64).max
     assert (get_type("bool").minimum, get_type("bool").maximum) == (0, 1)
