@@ -254,7 +254,7 @@ def group_scaled(element: str, group_size: int, *, scale: str = "float16", zero:
 
     Raises
     ------
-    UnknownNameError, ShapeError, ConversionError
+    UnknownNameError, ShapeError, ConversionError, ValueRangeError
         If the element or scale is unknown, the size is below 1, or an integer zero point is
         asked of a type that has values other than consecutive integers.
     """
@@ -269,7 +269,9 @@ def group_scaled(element: str, group_size: int, *, scale: str = "float16", zero:
         raise ConversionError(f"{element} {NOT_CONSECUTIVE}; use zero='float' or no zero point")
     suffix = ("" if scale == "float16" else f"_s{scale}") + _ZERO_SUFFIX[kind]
     name = f"{base.name}_g{group_size}{suffix}"
-    return _TYPES.get(name) or _group_scaled(name, base, group_size, scale, kind)
+    if name in _TYPES:  # registered before its element
+        raise ValueRangeError(f"type {name!r} hides groups of {element!r}; choose another name")
+    return _group_scaled(name, base, group_size, scale, kind)
 
 
 @lru_cache(maxsize=1024)

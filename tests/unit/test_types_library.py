@@ -67,6 +67,14 @@ def test_names_with_a_meaning_cannot_be_taken(name: str) -> None:
     assert register_type(replace(get_type("int4_g32"))) is get_type("int4_g32")
 
 
+def test_a_type_does_not_stand_for_groups_of_one_that_follows() -> None:
+    register_type(TType("before_g32", 3, lambda code, ops: ops.cast(code, "int32") - 4))
+    register_type(TType("before", 4, lambda code, ops: ops.cast(code, "int32") - 8))
+    assert group_scaled("before", 16).elem_bits == 4
+    with pytest.raises(ValueRangeError, match="'before_g32' hides groups of 'before'"):
+        group_scaled("before", 32)
+
+
 def test_other_types_of_programs_have_their_true_limits() -> None:
     assert get_type("float64").maximum == -get_type("float64").minimum == np.finfo(np.float64).max
     assert (get_type("bool").minimum, get_type("bool").maximum) == (0, 1)
