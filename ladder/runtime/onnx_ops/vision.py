@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from math import ceil, floor
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
+
+BLOCK = 128
+"""Boxes that are compared with each other at a time, the best first."""
+
+SAMPLES = 1 << 22
+"""Most interpolated elements of regions that are in memory at a time."""
 
 
 def _suppression(
@@ -41,18 +48,34 @@ def _kept(edges: Any, scores: Any, count: int, limit: float, least: Any) -> list
     if least is not None:
         order = order[scores[order] > least.reshape(())]
     kept: list[int] = []
-    while len(order) and len(kept) < count:
-        best = int(order[0])
-        kept.append(best)
-        order = order[1:][_overlap(edges[best], edges[order[1:]]) <= limit]
+    for block in torch.split(order, BLOCK):
+        if len(kept) >= count:
+            break
+        boxes = edges[block]
+        if kept:
+            free = (_overlap(edges[kept].unsqueeze(1), boxes) <= limit).all(0)
+            block, boxes = block[free], boxes[free]
+        apart = (_overlap(boxes.unsqueeze(1), boxes) <= limit).cpu().numpy()
+        kept += block[_first_apart(apart, count - len(kept))].tolist()
     return kept
+
+
+def _first_apart(apart: Any, count: int) -> list[int]:
+    """Return the first boxes, in order, each of which is apart from all before it."""
+    chosen: list[int] = []
+    free = np.ones(len(apart), dtype=bool)
+    for at, row in enumerate(apart):
+        if free[at] and len(chosen) < count:
+            chosen.append(at)
+            free &= row
+    return chosen
 
 
 def _overlap(box: Any, others: Any) -> Any:
     """Return intersection over union."""
-    sides = (torch.minimum(box[2:], others[:, 2:]) - torch.maximum(box[:2], others[:, :2])).clamp(min=0)
-    shared = sides.prod(-1)
-    area = (box[2:] - box[:2]).prod(-1) + (others[:, 2:] - others[:, :2]).prod(-1) - shared
+    low, high = torch.maximum(box[..., :2], others[..., :2]), torch.minimum(box[..., 2:], others[..., 2:])
+    shared = (high - low).clamp(min=0).prod(-1)
+    area = (box[..., 2:] - box[..., :2]).prod(-1) + (others[..., 2:] - others[..., :2]).prod(-1) - shared
     return torch.where(
         area > 0, shared / torch.where(area > 0, area, torch.ones_like(area)), torch.zeros_like(area)
     )
@@ -64,6 +87,9 @@ def _roi_align(op: Operation, x: Any, rois: Any, images: Any) -> Any:
     scale, ratio = op.get("spatial_scale", 1.0), op.get("sampling_ratio", 0)
     default = "half_pixel" if op.version >= 16 else "output_half_pixel"
     half = op.get("coordinate_transformation_mode", default) == "half_pixel"
+    if op.get("mode", "avg") == "avg" and ratio > 0 and bool(rois.isfinite().all()) and 0 not in x.shape:
+        placed = rois.double() * scale - (0.5 if half else 0.0)
+        return _averaged(x, placed, images, (height, width), ratio, half)
     found = [
         _aligned(
             x[int(image)], (roi * scale - (0.5 if half else 0.0)).tolist(), (height, width), ratio, half, op
@@ -73,12 +99,41 @@ def _roi_align(op: Operation, x: Any, rois: Any, images: Any) -> Any:
     return torch.stack(found) if found else x.new_zeros(0, x.shape[1], height, width)
 
 
+def _averaged(x: Any, rois: Any, images: Any, size: tuple[int, int], ratio: int, half: bool) -> Any:
+    """Return the means of as many samples of each cell of every region; places beyond a border are 0."""
+    found = x.new_empty(len(rois), x.shape[1], *size)
+    many = max(1, SAMPLES // (x.shape[1] * size[0] * size[1] * ratio * ratio))
+    for image in images.unique().tolist():
+        for part in (images == image).nonzero().reshape(-1).split(many):
+            places, inside = [], []
+            for axis in range(2):
+                first, last, extent = rois[part, 1 - axis], rois[part, 3 - axis], x.shape[2 + axis]
+                span = last - first if half else (last - first).clamp(min=1.0)
+                steps = torch.arange(size[axis] * ratio, dtype=torch.float64, device=x.device) + 0.5
+                at = first.unsqueeze(1) + steps * (span / (size[axis] * ratio)).unsqueeze(1)
+                inside.append((at >= -1) & (at <= extent))
+                places.append((2 * at.clamp(0, extent - 1) + 1) / extent - 1)
+            rows, columns = places[0].unsqueeze(2), places[1].unsqueeze(1)
+            shape = (len(part), rows.shape[1], columns.shape[2])
+            grid = torch.stack([columns.expand(shape), rows.expand(shape)], -1).reshape(1, -1, shape[2], 2)
+            dtype = x.dtype if x.dtype == torch.float64 else torch.float32
+            sampled = F.grid_sample(
+                x[image : image + 1].to(dtype), grid.to(dtype), padding_mode="border", align_corners=False
+            )
+            within = inside[0].unsqueeze(2) & inside[1].unsqueeze(1)
+            cells = F.avg_pool2d(sampled.reshape(x.shape[1], *shape) * within, ratio)
+            found[part] = cells.transpose(0, 1).to(x.dtype)
+    return found
+
+
 def _aligned(x: Any, roi: list[float], size: tuple[int, int], ratio: int, half: bool, op: Operation) -> Any:
     left, top, right, bottom = roi
     spans = [bottom - top, right - left]
     spans = spans if half else [max(span, 1.0) for span in spans]
     cells = [span / n for span, n in zip(spans, size, strict=True)]
-    counts = [ratio if ratio > 0 else max(ceil(cell), 1) for cell in cells]
+    counts = [ratio if ratio > 0 else ceil(cell) for cell in cells]
+    if min(counts) < 1:  # a region of no extent has no samples
+        return x.new_zeros(x.shape[0], *size)
     rows, columns = (
         begin + (torch.arange(n * count, dtype=torch.float64) + 0.5) * cell / count
         for begin, n, count, cell in zip((top, left), size, counts, cells, strict=True)

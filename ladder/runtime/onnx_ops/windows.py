@@ -12,9 +12,15 @@ import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
 
+Pools = Mapping[int, Callable[..., Any]]
 CONVOLUTIONS = (None, F.conv1d, F.conv2d, F.conv3d)
 TRANSPOSED = (None, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+MAX_POOLS: Pools = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+AVERAGE_POOLS: Pools = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 """Functions by the number of spatial axes."""
+
+LEAST_CHANNELS = 8
+"""Channels from which images are pooled with channels last."""
 
 
 def window_pads(
@@ -162,9 +168,10 @@ def _windows(x: Any, geometry: Any, value: float) -> Any:
 
 
 def _max_pool(op: Operation, x: Any) -> Any:
-    if op.count == 1 and (found := _by_torch(op, x)) is not None:
-        return found
     geometry = _geometry(op, x)
+    if op.count == 1 and _is_pooled_by_torch(op, x, geometry):
+        kernel, strides, gaps, low, _, _ = geometry
+        return MAX_POOLS[len(kernel)](_by_channels(x), kernel, strides, low, gaps).contiguous()
     lowest = -inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     found = _windows(x, geometry, lowest)
     values = found.amax(-1)
@@ -173,19 +180,20 @@ def _max_pool(op: Operation, x: Any) -> Any:
     return values, _positions(op, x, found, geometry)
 
 
-def _by_torch(op: Operation, x: Any) -> Any:
-    """Return torch's own pooling where it means the same; None elsewhere."""
-    kernel, strides, gaps, low, high, out = _geometry(op, x)
-    if not x.is_floating_point() or low != high or len(kernel) > 3:
-        return None
-    if (
-        min(out, default=1) < 1
-        or any(2 * pad > taps for pad, taps in zip(low, kernel, strict=True))
-        or op.get("ceil_mode", 0)
-    ):
-        return None
-    function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
-    return function(x, kernel, strides, low, gaps)
+def _is_pooled_by_torch(op: Operation, x: Any, geometry: Any) -> bool:
+    """Whether torch's own pooling means the same."""
+    kernel, _, _, low, high, out = geometry
+    if not x.is_floating_point() or low != high or len(kernel) > 3 or op.get("ceil_mode", 0):
+        return False
+    small = all(2 * pad <= taps for pad, taps in zip(low, kernel, strict=True))
+    return small and min(out, default=1) >= 1
+
+
+def _by_channels(x: Any) -> Any:
+    """Return images with channels last, which torch pools several at a time on CPUs."""
+    if x.ndim == 4 and x.device.type == "cpu" and x.shape[1] >= LEAST_CHANNELS:
+        return x.contiguous(memory_format=torch.channels_last)
+    return x
 
 
 def _positions(op: Operation, x: Any, found: Any, geometry: Any) -> Any:
@@ -208,10 +216,14 @@ def _positions(op: Operation, x: Any, found: Any, geometry: Any) -> Any:
 
 def _average_pool(op: Operation, x: Any) -> Any:
     geometry = _geometry(op, x)
-    total = _windows(x, geometry, 0.0).sum(-1)
     kernel, strides, gaps, low, high, out = geometry
+    wide, counted = x.dtype in (torch.float32, torch.float64), bool(op.get("count_include_pad", 0))
+    if wide and gaps == [1] * len(kernel) and _is_pooled_by_torch(op, x, geometry):
+        function = AVERAGE_POOLS[len(kernel)]
+        return function(_by_channels(x), kernel, strides, low, False, counted).contiguous()
+    total = _windows(x, geometry, 0.0).sum(-1)
     ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
-    if op.get("count_include_pad", 0):
+    if counted:
         ones = padded(ones, low, high, 1.0)
         geometry = (kernel, strides, gaps, [0] * len(kernel), [0] * len(kernel), out)
     return total / _windows(ones, geometry, 0.0).sum(-1)
