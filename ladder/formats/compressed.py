@@ -403,9 +403,9 @@ EIGHT = Format(
     is_eight_bit,
     lambda layer: layer.shape(".weight", 2),
     read_eight_bit,
-    methods=(*METHOD, *AUTO_ROUND, "fbgemm_fp8", "modelopt", "fp8", "quark"),
+    methods=(*METHOD, *AUTO_ROUND, "fbgemm_fp8", "modelopt", "fp8", "quark", "w8a8_int8", "w8a8_fp8"),
     parts=(".weight",),
     optional=(".weight_zero_point",),
     dtype="scale",
-    doc="int8, fp8 and mxfp8 with scales: compressed-tensors, FBGEMM, ModelOpt's fp8, Quark",
+    doc="int8, fp8 and mxfp8 with scales: compressed-tensors, FBGEMM, ModelOpt's fp8, Quark, SGLang's own",
 )

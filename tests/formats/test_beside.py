@@ -115,6 +115,14 @@ OF_NAMED_METHODS = {
 }
 
 
+@pytest.mark.parametrize(("method", "dtype"), [("w8a8_int8", torch.int8), ("w8a8_fp8", torch.float8_e4m3fn)])
+def test_sglangs_own_methods_have_scales_of_rows(method: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    codes, scale = torch.randint(-8, 8, (N, K)).to(dtype), torch.rand(N, 1)
+    save_file({"a.weight": codes, "a.weight_scale": scale}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": method}}))
+    assert torch.equal(ladder.load_checkpoint(tmp_path).dequantize("a.weight"), codes.float() * scale)
+
+
 @pytest.mark.parametrize("method", OF_NAMED_METHODS)
 def test_methods_that_are_not_read_are_named(method: str, tmp_path: Path) -> None:
     """Also where the name of an array is that of another method's codes, whose parts were asked for."""
