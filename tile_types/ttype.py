@@ -289,6 +289,15 @@ class TType:
         """Return the codes (of `probe_codes`) that encode may produce: finite and not excluded."""
         return self.probe_codes()[self._valid]
 
+    def holds(self, numbers: npt.NDArray[np.float64]) -> bool:
+        """Tell whether all of some numbers are values of the type; not known of complex types."""
+        if self.limits is None:
+            return bool((self.decode_codes(self.encode(numbers)) == numbers).all())
+        least, most = self.limits
+        if not isinstance(least, int):
+            return self.name == "float64"
+        return bool(((numbers == np.rint(numbers)) & (numbers >= least) & (numbers <= most)).all())
+
     def decode_codes(self, codes: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Return the float64 values of numpy codes by the reference evaluator."""
         with np.errstate(all="ignore"):

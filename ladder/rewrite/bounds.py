@@ -69,7 +69,7 @@ def _are_numbers_of(ttype: str, ends: Range) -> bool:
     """Tell whether a float type has the ends of a range: rounding to it then leaves no number outside."""
     target = get_type(ttype)
     known = np.array([end for end in ends if math.isfinite(end)])
-    return "float" in ttype and bool((target.decode_codes(target.encode(known)) == known).all())
+    return "float" in ttype and target.holds(known)
 
 
 def _drop_bound(match: Match) -> str | None:

@@ -21,8 +21,7 @@ def _holds(wide: str, narrow: str) -> bool:
         return True
     if inner.is_block or inner.elem_bits > 16:
         return False
-    values = inner.probe_values()
-    return bool((outer.decode_codes(outer.encode(values)) == values).all())
+    return outer.holds(inner.probe_values())
 
 
 def _drop_same(match: Match) -> str | None:

@@ -432,6 +432,17 @@ def test_casts() -> None:
     assert_equal(twice(ladder.compile(program), *sources), program(*sources))
 
 
+def test_casts_through_64_bits() -> None:
+    """Types whose codes nobody lists, between others and behind bounds."""
+
+    def program(x: Any) -> tuple[Any, ...]:
+        wide = x.half().clamp(-1, 1).double().clamp(-2, 2).float(), x.clamp(-3, 3).long().clamp(-9, 9).float()
+        return *wide, (x > 0).long().float(), x.to(torch.int8).double().to(torch.int8), x.bfloat16().double()
+
+    x = torch.linspace(-9, 9, 12)
+    assert_equal(twice(ladder.compile(program), x), program(x))
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (1, 7), (7, 1), (3, 0, 2)])
 def test_extents_zero_and_one(shape: tuple[int, ...]) -> None:
     """Sums of nothing are 0 and their means NaN."""

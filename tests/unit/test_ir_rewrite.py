@@ -54,6 +54,11 @@ def chain(*types):
         (("float32", "float16", "float32"), ["input", "convert", "convert"]),
         (("float16", "bfloat16", "float32"), ["input", "convert", "convert"]),
         (("fp8_e4m3", "bfloat16", "float32", "float16"), ["input", "convert"]),
+        (("bool", "int64", "float32"), ["input", "convert"]),
+        (("int8", "uint64", "float32"), ["input", "convert", "convert"]),
+        (("bfloat16", "float64", "float32"), ["input", "convert"]),
+        (("float16", "int64", "float32"), ["input", "convert", "convert"]),
+        (("int8", "complex64", "float32"), ["input", "convert", "convert"]),
     ],
 )
 def test_converts_fold_only_where_nothing_is_lost(types, left):

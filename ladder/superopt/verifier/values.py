@@ -82,7 +82,7 @@ def holds(target: str, source: str) -> bool:
 def _keeps_all(target: TType, source: TType) -> bool:
     values = source.values()
     values = values[np.isfinite(values)]
-    return bool(np.all(target.decode_codes(target.encode(values)) == values))
+    return target.holds(values)
 
 
 def holds_integers(target: str, values: tuple[int, int]) -> bool:
