@@ -67,6 +67,24 @@ def _gathered(im: Importer, out: str, x: str, axis: int, ids: str, **_: Any) -> 
     return im.g.add("gather", x, ids, axis=axis, along=True)
 
 
+def _diagonal(im: Importer, out: str, x: str, offset: int = 0, first: int = 0, second: int = 1) -> Any:
+    """Return a diagonal of two axes as the last one."""
+    shape = im.shape(x)
+    first, second = (axis % len(shape) for axis in (first, second))
+    rows, columns = shape[first], shape[second]
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return None
+    below, right = max(0, -offset), max(0, offset)
+    count = min(rows - below, columns - right)
+    if count <= 0:
+        return None
+    starts = {first: below, second: right}
+    names = [f"a{at}" for at in range(len(shape)) if at not in starts]
+    places = [f"d+{starts[at]}" if at in starts else f"a{at}" for at in range(len(shape))]
+    spec = f"{' '.join(places)} -> {' '.join([*names, 'd'])}"
+    return im.g.add("map", x, spec=spec, sizes=(("d", count),), pad=False)
+
+
 def _unfolded(im: Importer, out: str, x: str, axis: int, size: int, step: int) -> Any:
     """Return windows along one axis; their elements are the last axis."""
     shape = im.shape(x)
@@ -104,6 +122,7 @@ GATHERS: dict[str, Row] = {
     "index_select.default": _selected,
     "gather.default": _gathered,
     "unfold.default": _unfolded,
+    "diagonal.default": _diagonal,
     "linalg_cross.default": _crossed,
 }
 """Name and overload -> row."""

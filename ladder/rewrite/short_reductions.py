@@ -111,16 +111,39 @@ def _is_passed(node: Node) -> bool:
 
 
 def _reduced_alone(graph: Graph, short: set[str], readers: Readers) -> set[str]:
-    """Return the values that only short reductions read, also through what is computed by element."""
+    """Return the values that only short reductions read, also through what is computed by element.
+
+    A position of their axis that is cut out is one that the reduction written out reads too.
+    """
     found = set[str]()
     returned = set(graph.outputs)
+    axes = {_axis_from_end(graph, graph.producer(name)) for name in short}
     for node in reversed(graph.nodes):
         for value in node.values:
             ahead = readers.get(value, [])
-            alone = all(user.name in short or (_is_passed(user) and user.name in found) for user in ahead)
+            alone = all(
+                user.name in short
+                or (_is_passed(user) and user.name in found)
+                or _is_one_position(graph, user, axes)
+                for user in ahead
+            ) and any(user.name in short or user.name in found for user in ahead)
             if ahead and value not in returned and alone:
                 found.add(value)
     return found
+
+
+def _axis_from_end(graph: Graph, node: Node) -> int:
+    rank = len(graph.tile(node.inputs[0]).shape)
+    return int(node_attributes(node)["axis"]) % rank - rank
+
+
+def _is_one_position(graph: Graph, node: Node, axes: set[int]) -> bool:
+    """Tell whether a node is one position of an axis, counted from the end, and all of the others."""
+    if node.operator != "slice":
+        return False
+    whole, part = graph.tile(node.inputs[0]).shape, node.tile.shape
+    differ = [at - len(whole) for at, pair in enumerate(zip(whole, part, strict=True)) if pair[0] != pair[1]]
+    return len(differ) == 1 and differ[0] in axes and part[differ[0]] == 1
 
 
 def _may_be_read_in_parts(graph: Graph, value: str, reduced: set[str]) -> bool:

@@ -54,3 +54,18 @@ def test_a_sum_of_what_is_joined_reads_what_was_joined() -> None:
     both = g.add("convert", g.add("concat", x, y, axis=1), type="float32")
     found = simplify(g.finish(g.add("reduce_sum", both, axis=1)), H200)
     assert not {"concat", "slice", "reduce_sum"} & {node.operator for node in found.nodes}
+
+
+def test_positions_of_the_axis_may_be_read_beside_them() -> None:
+    """As colours are, of a picture whose extremes are taken too; positions of another axis may not."""
+
+    def reduced(begin: tuple[int, ...], shape: tuple[int, ...]) -> int:
+        g = GraphBuilder("model")
+        x = g.add("exp", g.input("x", "float32", (7, 3, 8, 64)))
+        red = g.add("slice", x, begin=begin, shape=shape)
+        return reductions(
+            simplify(g.finish(g.add("sub", g.add("reduce_max", x, axis=1, keep=True), red)), H200)
+        )
+
+    assert reduced((0, 2, 0, 0), (7, 1, 8, 64)) == 0
+    assert reduced((0, 0, 1, 0), (7, 3, 1, 64)) == 1
