@@ -129,7 +129,7 @@ def runs_along_rows(graph: MovementGraph, move: Move) -> bool:
         flat = np.unique(np.linspace(0, max(0, last - 1), 64).astype(np.int64))
         near, inside = addresses(move.pattern, source.shape, unravel(flat, result.shape))
         far, beyond = addresses(move.pattern, source.shape, unravel(flat + step, result.shape))
-        if last > 0 and inside.all() and beyond.all() and (far - near == 1).mean() > 0.75:
+        if last > 0 and ((far - near == 1) & inside & beyond).mean() > 0.75:
             return True
     return False
 

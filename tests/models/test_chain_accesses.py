@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 
+import ml_dtypes
 import numpy as np
 import pytest
 from test_gpu_chains import check
 
-from ladder.ir import Graph, GraphBuilder
+from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.movement.choose import ranked
 from ladder.movement.mapping import Mapping
+from ladder.simulate import simulate_launch
 from targets import get_device
 
 TARGETS = ["cuda/sm_90a", "rocm/gfx942"]
@@ -58,3 +60,38 @@ def test_borders_of_many_rows_have_threads_of_their_own() -> None:
     blocks = re.search(r"cta_id\(\[(\d+)\]\)", script(graph, Mapping(threads=256)))
     assert blocks is not None
     assert int(blocks[1]) * 256 > vectors + rows
+
+
+def tokens(kind: str, first: int, last: int) -> Graph:
+    """Return patches of pictures with some tokens before and behind them, and positions added."""
+    g, count = GraphBuilder("chain"), first + 24 + last
+    x = g.add("reshape", g.input("x", kind, (2, 72, 4, 6)), shape=(2, 72, 24))
+    x = g.add("transpose", x, permutation=(0, 2, 1))
+    before, behind = (g.input(name, kind, (2, n, 72)) for name, n in (("before", first), ("behind", last)))
+    parts = [part for part, n in ((before, first), (x, 24), (behind, last)) if n]
+    return g.finish(g.add("add", g.add("concat", *parts, axis=1), g.input("at", kind, (count, 72))))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("kind", "first", "last"), [("float16", 1, 0), ("float32", 0, 3), ("float16", 2, 1), ("bfloat16", 1, 0)]
+)
+def test_patches_beside_tokens_pass_through_shared_memory(
+    target: str, kind: str, first: int, last: int
+) -> None:
+    """Lanes read along the patches, under the condition that there is one."""
+    graph = tokens(kind, first, last)
+    mapping = next(moves.mapping for moves in ranked(graph) if moves.mapping.tile[0])
+    rng = np.random.default_rng(0)
+    dtype = np.dtype(kind if kind != "bfloat16" else ml_dtypes.bfloat16)
+    inputs = [rng.uniform(-2, 2, node.tile.shape).astype(dtype) for node in graph.inputs]
+    output = np.zeros(graph.tile(graph.outputs[0]).shape, dtype)
+    kernel = emit_chain(graph, get_device(target), "chain", mapping)
+    result = simulate_launch(kernel, [*inputs, output], target=target, outputs=(len(inputs),))
+    assert not result.findings, result.report()
+    want = evaluate(graph, [one.astype(np.float64) for one in inputs])
+    np.testing.assert_allclose(output.astype(np.float64), want, rtol=1e-2 if kind == "bfloat16" else 2e-3)
+    if target.startswith("cuda"):
+        before, *after = str(kernel.script()).split("cta_sync")
+        assert "address_of(buffer[" in before
+        assert "buffer[" not in "".join(after).replace("_result", "")

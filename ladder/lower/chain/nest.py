@@ -71,6 +71,8 @@ class Nest(ABC):
         self.sizes = self.declared_sizes(chain)
         self.recorder: list[tuple[str, Index]] | None = None
         """Notes what would be loaded, instead of loading."""
+        self.conditions: list[list[Expr]] = []
+        """Under which each of what `recorder` noted last would be."""
         self.branches = 0
         """Of the result being emitted."""
         self.values = Values(self.sizes, graph, self._load)
@@ -125,12 +127,13 @@ class Nest(ABC):
             return self.load(name, index)
         if self.recorder is not None:
             self.recorder.append((name, index))
+            self.conditions.append([self.values.simplified(guard) for guard in self.values.guards])
         return tirx.const(1, computed_type(self.graph.tile(name).ttype.name))
 
     def reads(self, value: str, index: Index) -> list[tuple[str, Index]]:
         """Return what an element is loaded from, in order; call it within `Values.only_loads`."""
         found: list[tuple[str, Index]] = []
-        self.recorder = found
+        self.recorder, self.conditions = found, []
         self.values.at(value, index)
         self.recorder = None
         return found

@@ -25,7 +25,7 @@ from ladder.lower import builder as b
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
-from ladder.lower.chain.indices import Index, variables_of
+from ladder.lower.chain.indices import Index, is_same, variables_of
 from ladder.lower.chain.nest import BYTES, uses
 from ladder.lower.chain.vectors import ACCESS_BYTES, Shared, element
 from schedules.schedule import check
@@ -110,7 +110,19 @@ class SharedTranspose:
             return []
         row, chunk = nest.probe("row", self.rows), nest.probe("rows", tirx.floordiv(self.rows, span))
         every = self.neighbours([row], row, span)  # what counts rows alone counts elements, too
-        return every or self.neighbours([chunk * span + lane for lane in range(max(span, 2))], 0, span)
+        every = every or self.neighbours([chunk * span + lane for lane in range(max(span, 2))], 0, span)
+        behind = self.borders(row) if span == 1 and not every else []
+        found = (self.neighbours([row + border], row, span) for border in behind)
+        return every or next((reads for reads in found if reads), [])
+
+    def borders(self, row: Expr) -> list[int]:
+        """Return the rows at which joins and borders of what is read lie, if known."""
+        outer = [self.nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
+        place = self.place(outer, row, self.nest.probe("column", self.columns))
+        with self.values.only_loads():
+            self.nest.reads(self.value, place)
+            sides = [*self.values.open]
+        return [at for position, at in sides if is_same(position, row) and isinstance(at, int)]
 
     def neighbours(self, rows: Sequence[Expr], along: Expr, span: int) -> list[tuple[int, str]]:
         """Return the reads that lie side by side in memory for ``rows``, vectors of them as they can be read.
@@ -121,12 +133,14 @@ class SharedTranspose:
         outer = [nest.probe(f"o{axis}", extent) for axis, extent in enumerate(self.outer)]
         column = nest.probe("column", self.columns)
         reads: list[list[tuple[str, Expr]]] = []
+        guarded: list[bool] = []
         with self.values.only_loads():
             for row in rows:
                 at = self.place(outer, row, column)
                 reads.append(
                     [(name, nest.address(name, index)) for name, index in nest.reads(self.value, at)]
                 )
+                guarded = [bool(conditions) for conditions in nest.conditions]
                 self.values.forget()
         found = []
         for position, column_reads in enumerate(zip(*reads, strict=False)):
@@ -137,6 +151,7 @@ class SharedTranspose:
             beside = all(step == lane for lane, step in enumerate(steps))
             beside = beside and not uses(rest, variables_of(along))
             fits = size in (2, 4) or (size == 1 and span >= 4 and self.are_bytes())
+            fits = fits and (span == 1 or not guarded[position])
             whole = fits and (span == 1 or nest.vectors.is_aligned(name, rest, span))
             gathered = uses(base, [*self.values.stand_ins.values()])  # a number that is not worked out yet
             if beside and span * size <= ACCESS_BYTES and whole and not gathered:
@@ -211,8 +226,12 @@ class SharedTranspose:
         self.nest.within(row, self.rows)
         with self.values.only_loads():
             _, index = self.nest.reads(self.value, self.place(outer, row, column))[staged.position]
+            conditions = self.nest.conditions[staged.position]
         if self.span == 1:
-            self.nest.dialect.load_one(registers, self.nest.buffers[staged.name], index)
+            if conditions:
+                b.store(registers, tirx.const(0, str(registers.dtype)), 0)
+            with self.nest.where(*conditions):
+                self.nest.dialect.load_one(registers, self.nest.buffers[staged.name], index)
         else:
             self.nest.vectors.fetch(staged.name, index, registers, self.span)
 
@@ -242,15 +261,19 @@ class SharedTranspose:
         """
         vectors = self.nest.vectors
         with self.values.only_loads():
-            reads = []
+            reads, conditions = [], []
             for place in places:
                 reads.append(self.nest.reads(self.value, place))
+                conditions.append(self.nest.conditions)
                 self.values.forget()
         for staged in self.staged:
             shared = self.shared_vector(staged, row, column, len(places))
             for lane, row_reads in enumerate(reads):
                 base = self.values.simplified(self.nest.address(*row_reads[staged.position]) - lane)
-                vectors.transposed[(staged.name, len(places), tvm_ffi.structural_hash(base))] = shared
+                guards = map(tvm_ffi.structural_hash, conditions[lane][staged.position])
+                vectors.transposed[(staged.name, len(places), tvm_ffi.structural_hash(base), *guards)] = (
+                    shared
+                )
 
     def shared_vector(self, staged: Staged, row: Expr, column: Expr, width: int) -> Shared:
         words = max(1, width * BYTES[staged.dtype] // 4)
