@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder.frontend.aten_functions import exponential_less_one, single
+from ladder.frontend.aten_functions import exponential_less_one, single, trigonometric
 from ladder.frontend.aten_signs import with_sign
 from ladder.frontend.importer import Importer, Row, held, wide_of
 
@@ -41,12 +41,16 @@ def _cosine(im: Importer, x: str) -> str:
     return _of(im, "add", *_halves(im, _of(im, "abs", x)))
 
 
-def _tangent(im: Importer, x: str) -> str:
-    return _of(im, "div", _of(im, "sin", x), _of(im, "cos", x))
+def _tangent(im: Importer, out: str, x: str) -> Any:
+    """Return the quotient of sine and cosine; None where torch's are taken, or wider ones."""
+    sine, cosine = (trigonometric(name)(im, "float32", x) for name in ("sin", "cos"))
+    if None in (sine, cosine) or wide_of(out) != "float32":
+        return None
+    return im.cast(_of(im, "div", sine, cosine), out)
 
 
 def _logarithm_of_twice(im: Importer, x: str) -> str:
-    return _of(im, "add", _of(im, "log", x), math.log(2))
+    return _of(im, "add", im.g.add("log1p", x), math.log(2))  # as that of x, of which vectors are made
 
 
 def _inverse_sine(im: Importer, x: str) -> str:
@@ -135,10 +139,11 @@ CURVES: dict[str, Row] = {
     **{
         f"{name}.default": single(function)
         for name, function in {
-            "sinh": _sine, "cosh": _cosine, "tan": _tangent, "asinh": _inverse_sine, "acosh": _inverse_cosine,
+            "sinh": _sine, "cosh": _cosine, "asinh": _inverse_sine, "acosh": _inverse_cosine,
             "atanh": _inverse_tangent,
         }.items()
     },
+    "tan.default": _tangent,
     "angle.default": _turned,
     "round.decimals": _rounded,
     "fake_quantize_per_tensor_affine_cachemask.default": _tensor_quantized,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ladder.frontend.importer import Importer, Row, wide_of
+from ladder.ir.extents import product
 
 NEAR = 0.5
 """Magnitude up to which an exponential less 1 is a polynomial."""
@@ -31,6 +32,21 @@ def single(function: Any) -> Row:
     def row(im: Importer, out: str, x: Any) -> Any:
         wide = wide_of(out)
         return im.cast(function(im, im.operand(x, wide)), out) if wide == "float32" else None
+
+    return row
+
+
+VECTORS = 1 << 12
+"""Elements from which on a call of torch, for functions that it computes by vectors on CPUs, pays."""
+
+
+def trigonometric(name: str) -> Row:
+    """Return the row of sine or cosine; of many elements on CPUs torch's own, which computes vectors."""
+
+    def row(im: Importer, out: str, x: str) -> Any:
+        count = product(im.shape(x))
+        by_torch = im.on_cpu and isinstance(count, int) and count >= VECTORS
+        return None if by_torch else im.floats(name, [x], out)
 
     return row
 

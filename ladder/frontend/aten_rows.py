@@ -15,7 +15,7 @@ import torch
 
 from ladder.frontend.aten_bits import BITS
 from ladder.frontend.aten_curves import CURVES
-from ladder.frontend.aten_functions import FUNCTIONS
+from ladder.frontend.aten_functions import FUNCTIONS, trigonometric
 from ladder.frontend.aten_gathers import GATHERS
 from ladder.frontend.aten_moves import MOVES
 from ladder.frontend.aten_ranges import counted, identity, spaced
@@ -67,21 +67,7 @@ def _floats(operator: str) -> Row:
     return row
 
 
-VECTORS = 1 << 12
-"""Elements from which on a call of torch, for functions that it computes by vectors on CPUs, pays."""
-
 SINGLE = ("tanh", "erf")
-
-
-def _trigonometric(name: str) -> Row:
-    """Return the row of sine or cosine; of many elements on CPUs torch's own, which computes vectors."""
-
-    def row(im: Importer, out: str, x: str) -> Any:
-        count = product(im.shape(x))
-        by_torch = im.on_cpu and isinstance(count, int) and count >= VECTORS
-        return None if by_torch else im.floats(name, [x], out)
-
-    return row
 
 
 def _divided(im: Importer, out: str, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
@@ -417,7 +403,7 @@ ROWS: dict[str, Row] = {
             **{name: name for name in ("sigmoid", "silu")},
         }.items()
     },
-    **{f"{name}.default": _trigonometric(name) for name in ("sin", "cos")},
+    **{f"{name}.default": trigonometric(name) for name in ("sin", "cos")},
     "erf.default": lambda im, out, x: None if out == "float64" else im.floats("erf", [x], out),
     "reciprocal.default": lambda im, out, x: im.floats("div", [1.0, x], out),
     # A view that torch negates where it is read, as of what is conjugate; kernels read memory as it is.
