@@ -25,6 +25,7 @@ CASES = [
     ("int4", "bfloat16", 128, "none"),
     ("nf4", "bfloat16", 32, "none"),
     ("fp4_e2m1", "bfloat16", 16, "none"),
+    ("fp8_e4m3", "bfloat16", 16, "none"),
     ("uint4", "bfloat16", 0, "float"),
     ("int4", "int8", 128, "none"),
     ("uint8", "int8", 32, "integer"),
