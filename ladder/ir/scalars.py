@@ -344,10 +344,10 @@ def negate(x: Any) -> Any:
     return opaque(like(x, -0.0) - opaque(x)) if is_float(x) else subtract(like(x, 0), x)
 
 
-def square(x: Any) -> Any:
-    """Return ``x * x``."""
+def square(x: Any, product: Callable[[Any, Any], Any] | None = None) -> Any:
+    """Return ``x * x``, as ``product`` multiplies if given."""
     x = kept(x)
-    return multiply(x, x)
+    return (product or multiply)(x, x)
 
 
 def exp(x: Any) -> Any:

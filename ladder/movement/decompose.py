@@ -7,8 +7,9 @@ broadcasts and moves; all of a chain then meets the same rules, and shares what 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from ladder.ir.build import GraphBuilder, node_attributes, prune, transformed
@@ -95,9 +96,12 @@ def _joined(builder: GraphBuilder, node: Node, inputs: Sequence[str]) -> str:
     return result
 
 
-def decompose(graph: Graph) -> Graph:
-    """Return the graph with composite operators split, equal nodes merged."""
-    return _distinct(merge_equal(transformed(graph, _formula)))
+def decompose(graph: Graph, whole: Collection[str] = ()) -> Graph:
+    """Return the graph with composite operators split, equal nodes merged.
+
+    whole: Operators that stay as they are: a device has functions of its own for them.
+    """
+    return _distinct(merge_equal(transformed(graph, partial(_formula, whole))))
 
 
 def _distinct(graph: Graph) -> Graph:
@@ -113,9 +117,11 @@ def _distinct(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes), outputs=tuple(outputs))
 
 
-def _formula(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
+def _formula(
+    whole: Collection[str], builder: GraphBuilder, node: Node, inputs: tuple[str, ...]
+) -> str | None:
     """Add what a composite operator is made of."""
-    if node.operator in FORMULAS:
+    if node.operator in FORMULAS and node.operator not in whole:
         split: str = FORMULAS[node.operator](_OfNodes(builder, inputs[0]), inputs[0])
         return split
     if node.operator == "div" and softmax_maximum(builder, *inputs) is not None:

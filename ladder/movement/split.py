@@ -15,7 +15,7 @@ from math import ceil, inf
 
 import numpy as np
 
-from ladder.ir.build import GraphBuilder, node_attributes, transformed
+from ladder.ir.build import GraphBuilder, draws, node_attributes, transformed
 from ladder.ir.extents import Shape, product
 from ladder.ir.gemm_graph import as_type
 from ladder.ir.graph import Graph, Node
@@ -39,6 +39,10 @@ HELD_PARTS = (4096, 8192, 16384)
 HELD_BITS = 32 * HELD * MOST_ROW_THREADS
 """Bits of a row at most that a block holds, and so reads once."""
 
+AGAIN_BITS = 2.0
+"""Bits read for an element of a shared operand, over its own, up to which parts compute it themselves: to
+store it takes a write and two readings."""
+
 AGAIN = 2.0
 """Times as long as in parts from which on a reduction whose operand is read again is divided, of columns."""
 
@@ -59,9 +63,27 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
 
     def divided(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
         count = parts.get(node.name, 1)
-        return _in_parts(builder, node, inputs[0], count) if count > 1 else None
+        if count == 1:
+            return None
+        read = _read_bits(graph, node.inputs[0])
+        again = len(users[node.inputs[0]]) > 1 and read <= AGAIN_BITS * _bits(graph, node.inputs[0])
+        return _in_parts(builder, node, _again(builder, inputs[0]) if again else inputs[0], count)
 
     return replace(transformed(graph, divided), grid=graph.grid)
+
+
+def _again(builder: GraphBuilder, value: str) -> str:
+    """Add what computes a value, element by element, for one reader alone; return what else it may be."""
+    node, shape = builder.node(value), builder.tile(value).shape
+    shown = node.operator in ("reshape", "slice")
+    if not shown and (not get_operator(node.operator).elementwise or draws(node)):
+        return value
+    inputs = [_again(builder, v) if shown or builder.tile(v).shape == shape else v for v in node.inputs]
+    return builder.add(node.operator, *inputs, **node_attributes(node))
+
+
+def _bits(graph: Graph, value: str) -> int:
+    return graph.tile(value).ttype.elem_bits
 
 
 def _of_exponentials(graph: Graph, machine: Machine) -> dict[str, int]:

@@ -25,13 +25,13 @@ LEAST_READERS = 4
 
 def calls_again(graph: Graph, outputs: Sequence[str], functions: Container[str]) -> bool:
     """Tell whether one of some functions would be called for each row anew."""
-    elements = _elements(graph, outputs)
+    elements, of_rows = _elements(graph, outputs), _of_rows(graph, outputs)
     read = dict[str, int]()
     """Value -> elements that are read of it at most, by one reader: a join reads of each operand its part."""
     for node in reversed(graph.nodes):
         count = known(product(node.tile.shape)) or elements
         wanted = max([count if node.name in outputs else 0, *(read.get(value, 0) for value in node.values)])
-        again = bool(node.tile.shape) and node.tile.shape[-1] != 1 and LEAST_READERS * count <= wanted
+        again = node.name not in of_rows and LEAST_READERS * count <= wanted
         if node.operator in functions and again:
             return True
         for value in node.inputs:
@@ -61,13 +61,14 @@ def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
         own = 2 * len(node.inputs) if node.operator == "concat" else WORK.get(node.operator, 1)
         counted = get_operator(node.operator).elementwise or node.operator == "concat"
         work |= dict.fromkeys(node.values, min(MOST_WORK, below + (own if counted else 0)))
+    of_rows = _of_rows(graph, outputs)
     shared, apart = dict[str, int](), dict[str, int]()
     """Value -> elements that are read of it by readers that share them, and by others."""
     for node in reversed(graph.nodes):
         count = known(product(node.tile.shape))
         wanted = max(*(shared.get(v, 0) for v in node.values), *(apart.get(v, 0) for v in node.values), 0)
         wanted = max(wanted, count) if node.name in outputs else wanted
-        many = 0 < LEAST_READERS * count <= wanted and node.tile.shape[-1:] not in ((), (1,))
+        many = 0 < LEAST_READERS * count <= wanted and node.name not in of_rows
         if many and work[node.name] >= LONG_WORK and (wanted - count) * work[node.name] >= WASTED:
             return True
         for value in node.inputs:
@@ -79,6 +80,21 @@ def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
             else:
                 shared[value] = max(shared.get(value, 0), share)
     return False
+
+
+def _of_rows(graph: Graph, outputs: Sequence[str]) -> set[str]:
+    """Return the values that are read as one number of each row: of its lanes, none computes several."""
+    found, others = set[str](), set(outputs)
+    for node in reversed(graph.nodes):
+        shape = node.tile.shape
+        if shape[-1:] in ((), (1,)) or not others.intersection(node.values):
+            found.update(node.values)
+        shown = node.operator == "reshape" or get_operator(node.operator).elementwise
+        for value in node.inputs:
+            alike = node.operator == "reshape" or graph.tile(value).shape == shape
+            if not (shown and alike and node.name in found):
+                others.add(value)
+    return found
 
 
 def _elements(graph: Graph, outputs: Sequence[str]) -> int:

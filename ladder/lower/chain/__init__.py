@@ -7,7 +7,7 @@ in order; symbolic sizes come first, as integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,10 +57,10 @@ def emit_rows(
     return _emitted(name, True, partial(RowNest, plain, depth, registers, windows))
 
 
-def _decomposed(chain: Chain) -> Chain:
+def _decomposed(chain: Chain, whole: Collection[str] = ()) -> Chain:
     from ladder.movement.decompose import decompose
 
-    return replace(chain, graph=decompose(chain.graph))
+    return replace(chain, graph=decompose(chain.graph, whole))
 
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
@@ -80,9 +80,11 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     if reduced := _reduces_nothing(chain.graph):
         raise ScheduleError(f"kernels for GPUs reduce at least one element, {reduced} has none")
     cheap = may_be_approximate(chain.graph)
-    plain = _decomposed(chain)
     if cheap:
+        plain = _decomposed(chain)
         plain = replace(plain, graph=contracted(plain.graph))
+    else:
+        plain = _decomposed(chain, DIALECTS[device.kind].functions)
     outputs = plain.graph.outputs
     whole = mapping is not None or any(
         axes(plain.graph, outputs) is not None for axes in (loop_axes, column_axes)

@@ -42,12 +42,17 @@ def _passed_on(graph: Graph, node: Node, found: Mapping[str, frozenset[int]]) ->
 
 def spread_values(graph: Graph) -> frozenset[str]:
     """Return what is computed once for several elements of what reads it, as a row's factor."""
-    computed = {n.name for n in graph.nodes if get_operator(n.operator).elementwise}
+    computed = {n.name: n.name for n in graph.nodes if get_operator(n.operator).elementwise}
+    for node in graph.nodes:  # what is computed, in another shape
+        if node.operator == "reshape" and node.inputs[0] in computed:
+            computed[node.name] = computed[node.inputs[0]]
     return frozenset(
-        value
+        computed[value]
         for node in graph.nodes
         for value in node.inputs
-        if value in computed and graph.tile(value).shape != node.tile.shape and node.name in computed
+        if value in computed
+        and graph.tile(value).shape != node.tile.shape
+        and get_operator(node.operator).elementwise
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -44,7 +45,7 @@ def _extreme(operator: str) -> Callable[[Expr, Expr], Expr]:
 
 LLVM_FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
     "mul": product,
-    "square": lambda x: product(x, x),
+    "square": partial(scalars.square, product=product),
     "maximum": _extreme("maximum"),
     "minimum": _extreme("minimum"),
 }

@@ -7,6 +7,7 @@ of whole numbers: here no value but what is loaded or stored has that type.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from tvm import tirx
@@ -102,7 +103,7 @@ class RocmDialect(Dialect):
     functions: ClassVar[Mapping[str, Callable[..., Expr]]] = {
         **LLVM_FUNCTIONS,
         "mul": _product,
-        "square": lambda x: _product(x, x),
+        "square": partial(scalars.square, product=_product),
         "sin": sine,
         "cos": cosine,
         "pow": power,

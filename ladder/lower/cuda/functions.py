@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from tvm import tirx
 from tvm.script import tirx as T
@@ -247,7 +248,8 @@ FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
     "neg": _negative,
     "abs": _magnitude,
     "mul": product,
-    "square": lambda x: product(x, x),
+    "square": partial(scalars.square, product=product),
+    "erf": T.erf,
     "maximum": _of_singles("maximum", scalars.maximum),
     "minimum": _of_singles("minimum", scalars.minimum),
     "logaddexp": _log_of_sum,
