@@ -187,6 +187,16 @@ def test_same_name_binds_the_same_value():
     assert "add" not in operators(rewrite(g.finish(g.add("add", x, x)), (double,)))
 
 
+@pytest.mark.parametrize(
+    ("middle", "source", "kept"),
+    [("int64", "bool", 1), ("int64", "float16", 2), ("uint64", "int8", 2), ("float64", "bfloat16", 1)],
+)
+def test_converts_through_types_without_codes(middle, source, kept):
+    """Labels that are compared become int64, then floats; only what holds all values is left out."""
+    graph = chain(source, middle, "float32")
+    assert operators(rewrite(graph, CONVERT_FOLDING)).count("convert") == kept
+
+
 def test_passes_are_verified_and_dumped(tmp_path, monkeypatch):
     graph = chain("int4", "float16", "float32")
     with knobs.override(dump=tmp_path):
