@@ -65,8 +65,10 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
         count = parts.get(node.name, 1)
         if count == 1:
             return None
-        read = _read_bits(graph, node.inputs[0])
-        again = len(users[node.inputs[0]]) > 1 and read <= AGAIN_BITS * _bits(graph, node.inputs[0])
+        shown = node.inputs[0]
+        while len(users[shown]) == 1 and graph.producer(shown).operator == "reshape":
+            shown = graph.producer(shown).inputs[0]
+        again = len(users[shown]) > 1 and _read_bits(graph, shown) <= AGAIN_BITS * _bits(graph, shown)
         return _in_parts(builder, node, _again(builder, inputs[0]) if again else inputs[0], count)
 
     return replace(transformed(graph, divided), grid=graph.grid)

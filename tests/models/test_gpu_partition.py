@@ -391,7 +391,7 @@ def test_what_follows_norms_of_heads_is_computed_with_them(name: str) -> None:
 
 
 def distances(x: torch.Tensor) -> torch.Tensor:
-    """Few functions, each read by many elements."""
+    """Few functions, each of a row's elements."""
     d = x.square().sum(-1).sqrt()
     return torch.exp(-(d[..., None] - torch.arange(32.0)).square()) * torch.cos(d)[..., None]
 
@@ -414,8 +414,8 @@ def peaks(x: torch.Tensor) -> torch.Tensor:
 
 
 STORED: dict[Callable[..., Any], tuple[list[Any], list[Any]]] = {
-    distances: ([(256, 64, 3)], [(256, 64), (256, 64), (256, 64, 32)]),
-    decibels: ([(8, 2, 400, 300)], [(8, 1), (8, 400, 300), (8, 120000)]),
+    distances: ([(256, 64, 3)], [(256, 64, 32)]),
+    decibels: ([(8, 2, 400, 300)], [(8, 1), (8, 120000)]),
     peaks: ([(16, 96000)], [(16, 1), (16, 1), (16, 96000)]),
     distortion: ([(16, 96000)] * 2, [(16,), (16, 1), (16, 1), (16, 1)]),
 }
@@ -431,5 +431,5 @@ def test_little_is_stored_between_kernels(program: Callable[..., Any]) -> None:
     made = [part.graph.tile(value).shape for part in parts for value in part.outputs]
     read = {value for part in parts for value in part.inputs if not value.startswith("arg")}
     assert read <= {value for part in parts for value in part.outputs}
-    parts_of_rows = [shape for shape in made if len(shape) == 2 and 1 < shape[1] < 256 and shape != (256, 64)]
+    parts_of_rows = [shape for shape in made if len(shape) == 2 and 1 < shape[1] < 256]
     assert sorted(shape for shape in made if shape not in parts_of_rows) == wanted, made
