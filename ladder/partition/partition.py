@@ -12,7 +12,7 @@ from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
-from ladder.partition.chains import LARGE_SHARED, MOST_CHAIN_NODES, MOST_NESTED, Chains, joins_nested
+from ladder.partition.chains import MOST_CHAIN_NODES, MOST_NESTED, Chains, joins_nested
 from ladder.partition.convolutions import Choose, best_candidate, read_in_order
 from ladder.partition.elements import without_kernel
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
@@ -46,6 +46,9 @@ MOST_INPUTS = 24
 
 SIDE = 256
 """Rows of small chains, and elements of each."""
+
+LEAST_SHARED = 1 << 14
+"""Elements of an argument from which on chains that read it are one launch, if their results have no more."""
 
 SMALL_RESULT = 64
 """Elements of results so small that a launch costs more than all of their work."""
@@ -140,7 +143,7 @@ def _large(graph: Graph, part: Subgraph) -> set[str]:
     sizes = {value: product(graph.tile(value).shape) for value in (*part.inputs, *part.outputs)}
     known = {value: count for value, count in sizes.items() if isinstance(count, int)}
     most = max((known.get(value, 0) for value in part.outputs), default=0)
-    return {value for value in part.inputs if known.get(value, 0) >= max(most, LARGE_SHARED)}
+    return {value for value in part.inputs if known.get(value, 0) >= max(most, LEAST_SHARED)}
 
 
 def _changing(parts: Sequence[Subgraph]) -> set[str]:

@@ -433,3 +433,14 @@ def test_little_is_stored_between_kernels(program: Callable[..., Any]) -> None:
     assert read <= {value for part in parts for value in part.outputs}
     parts_of_rows = [shape for shape in made if len(shape) == 2 and 1 < shape[1] < 256]
     assert sorted(shape for shape in made if shape not in parts_of_rows) == wanted, made
+
+
+def test_results_of_the_same_arguments_are_one_launch() -> None:
+    """As a sample and the noise in it are; arguments of few elements, as tables are, join no chains."""
+
+    def sample(x: torch.Tensor, v: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return a[:, None] * x - v, a[:, None] * v + x
+
+    (part,) = planned(sample, *(torch.randn(16, 1024) for _ in range(2)), torch.randn(16))
+    assert len(part.outputs) == 2
+    assert len(planned(sample, *(torch.randn(16, 64) for _ in range(2)), torch.randn(16))) == 2
