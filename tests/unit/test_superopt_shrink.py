@@ -231,6 +231,17 @@ def test_stability():
     assert "relative error" in found.reason
 
 
+@pytest.mark.parametrize("kind", ["float64", "int64", "int32"])
+def test_stability_of_types_without_codes(kind):
+    """Values of 64 bits are rounded as they are."""
+
+    def added(a, b):
+        return (a.op("convert", type=kind) + b.op("convert", type=kind)).op("convert", type="float16")
+
+    plain = half(added, (8, 8), (8, 8))
+    assert check_stability(plain, plain).stable
+
+
 @pytest.mark.parametrize("factor", [1 / 60, 0.25])
 def test_products_overflow_that_only_a_factor_kept_small(factor, monkeypatch):
     """(x k) @ w as (x @ w) k: no order of the original's terms overflows, that of larger ones does."""

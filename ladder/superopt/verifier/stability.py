@@ -193,10 +193,14 @@ def _nearest(values: Array, ttype: TType) -> Array:
     if native is not None:
         with np.errstate(over="ignore"):
             return np.asarray(values.astype(native).astype(np.float64))
+    if ttype.limits is not None and ttype.is_integer:
+        return np.clip(np.rint(values), *ttype.limits)
     return np.asarray(ttype.decode_codes(ttype.encode(values)), np.float64)
 
 
-_NATIVE: dict[str, Any] = {"float16": np.float16, "float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+_NATIVE: dict[str, Any] = {
+    "float16": np.float16, "float32": np.float32, "float64": np.float64, "bfloat16": ml_dtypes.bfloat16,
+}  # fmt: skip
 
 PRODUCTS = ("matmul", "contract")
 """Operators whose operands kernels round to their types."""
@@ -297,7 +301,7 @@ def _unit(ttype: TType) -> float:
     """Return the unit in the last place of 1."""
     native = _NATIVE.get(ttype.name)
     if native is None:
-        return 2.0**-52 if ttype.name == "float64" else 0.0
+        return 0.0
     one = np.ones((), native)
     return float(np.nextafter(one, native(2)).astype(np.float64) - 1.0)
 
