@@ -65,27 +65,35 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
         count = parts.get(node.name, 1)
         if count == 1:
             return None
-        shown = node.inputs[0]
-        while len(users[shown]) == 1 and graph.producer(shown).operator == "reshape":
-            shown = graph.producer(shown).inputs[0]
-        again = len(users[shown]) > 1 and _read_bits(graph, shown) <= AGAIN_BITS * _bits(graph, shown)
-        return _in_parts(builder, node, _again(builder, inputs[0]) if again else inputs[0], count)
+        read, own = _read_bits(graph, node.inputs[0]), graph.tile(node.inputs[0]).ttype.elem_bits
+        again = read <= AGAIN_BITS * own and _is_shared(graph, node.inputs[0], users)
+        return _in_parts(builder, node, _again(builder, inputs[0], {}) if again else inputs[0], count)
 
     return replace(transformed(graph, divided), grid=graph.grid)
 
 
-def _again(builder: GraphBuilder, value: str) -> str:
-    """Add what computes a value, element by element, for one reader alone; return what else it may be."""
+def _again(builder: GraphBuilder, value: str, made: dict[str, str]) -> str:
+    """Add what computes a value, element by element, for one reader alone; return what else it may be.
+
+    made: What has been added for it, by the values that others read.
+    """
     node, shape = builder.node(value), builder.tile(value).shape
     shown = node.operator in ("reshape", "slice")
     if not shown and (not get_operator(node.operator).elementwise or draws(node)):
         return value
-    inputs = [_again(builder, v) if shown or builder.tile(v).shape == shape else v for v in node.inputs]
-    return builder.add(node.operator, *inputs, **node_attributes(node))
+    if value not in made:
+        inputs = [
+            _again(builder, v, made) if shown or builder.tile(v).shape == shape else v for v in node.inputs
+        ]
+        made[value] = builder.add(node.operator, *inputs, **node_attributes(node))
+    return made[value]
 
 
-def _bits(graph: Graph, value: str) -> int:
-    return graph.tile(value).ttype.elem_bits
+def _is_shared(graph: Graph, value: str, users: Mapping[str, list[Node | None]]) -> bool:
+    """Tell whether others read a value too, or what it is computed of element by element."""
+    node = graph.producer(value)
+    computed = get_operator(node.operator).elementwise or node.operator == "reshape"
+    return computed and (len(users[value]) > 1 or any(_is_shared(graph, v, users) for v in node.inputs))
 
 
 def _of_exponentials(graph: Graph, machine: Machine) -> dict[str, int]:
