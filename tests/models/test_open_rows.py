@@ -40,6 +40,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 def test_a_row_that_fails_is_told_of_open_sizes_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(aten_rows.ROWS, "sin.default", broken)
+    monkeypatch.setattr("ladder.faults._warned", set())
     with pytest.raises(ZeroDivisionError):
         imported(torch.sin, (3, 7))
     with knobs.override(strict=False), pytest.warns(match="aten.sin.default runs in torch, for a fault"):
