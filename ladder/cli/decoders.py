@@ -25,8 +25,8 @@ COLUMNS = (
 )  # fmt: skip
 
 NONE = (
-    "No activation type holds its values exactly, so no kernel decodes it; TType(..., exact=False) lets a"
-    " kernel round them."
+    "No activation type of GPUs holds its values exactly, so no kernel of theirs decodes it (CPUs may"
+    " multiply float32); TType(..., exact=False) lets a kernel round them."
 )
 """What is said of a type without decoders."""
 
