@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ class OnnxModel:
         Whether each operator's result is rounded to its type, see `compile`.
     shapes
         Input -> the shape that it has in every call, see `compile`.
+    given
+        Initializers that are inputs too and that each call gives; others have the file's values. A call that
+        names one makes such a model by itself, of the file as it is then.
 
     Raises
     ------
@@ -58,9 +62,14 @@ class OnnxModel:
         source: str | os.PathLike[str] | Any,
         precise: bool = False,
         shapes: Mapping[str, Sequence[int]] | None = None,
+        given: Collection[str] = (),
     ) -> None:
         with one_error(source):
-            file = open_onnx(source)
+            file = without(open_onnx(source), given)
+        self._defaults = defaults_of(file.model.graph)
+        self._again = partial(OnnxModel, source, precise, shapes) if self._defaults else None
+        self._given: dict[frozenset[str], OnnxModel] = {}
+        """Initializers that calls gave -> the model of such calls."""
         self.staged = import_stages(file, gemm_for, precise, shapes)
         self._built: dict[torch.device, WholeModel | StagedModel] = {}
         self._special: dict[torch.device, Sequence[Specialized]] = {}
@@ -107,6 +116,8 @@ class OnnxModel:
         ShapeError, DTypeError
             If an argument does not fit; the message names it.
         """
+        if own := self._defaults.intersection(named):
+            return self._giving(own)(**by_name((*self.inputs, *own), arguments, named))
         where = CPU
         for value in arguments or named.values():
             if isinstance(value, torch.Tensor):
@@ -126,6 +137,13 @@ class OnnxModel:
             general = self._built.get(where) or self.on(where)
             return general.of(values) if isinstance(general, StagedModel) else general(*arguments)
         return (self._built.get(where) or self.on(where))(*arguments, **named)
+
+    def _giving(self, own: frozenset[str]) -> OnnxModel:
+        """Return the model of calls that give some initializers."""
+        if own not in self._given:
+            assert self._again is not None  # there are such initializers
+            self._given[own] = self._again(own)
+        return self._given[own]
 
     def _of_shapes(self, where: torch.device) -> Sequence[Specialized]:
         if self._file is None:
@@ -214,6 +232,23 @@ def build_staged(staged: Staged, where: torch.device) -> WholeModel | StagedMode
 
 MOST_SHAPES = 4
 """Sets of shapes for which a model has plans of its own."""
+
+
+def defaults_of(graph: Any) -> frozenset[str]:
+    """Return the inputs whose values a graph stores, for calls that give none."""
+    return frozenset(info.name for info in graph.input) & {tensor.name for tensor in graph.initializer}
+
+
+def without(file: OnnxFile, given: Collection[str]) -> OnnxFile:
+    """Return a file without the values of some inputs."""
+    if not given:
+        return file
+    model = type(file.model)()
+    model.CopyFrom(file.model)
+    left = [tensor for tensor in model.graph.initializer if tensor.name not in given]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(left)
+    return replace(file, model=model)
 
 
 def kept(file: OnnxFile, source: Any) -> OnnxFile:

@@ -290,3 +290,32 @@ def test_extremes_of_nothing(ttype: str, kernels: bool, monkeypatch: pytest.Monk
     fast = ladder.compile(model)
     for found, end in zip(fast(torch.from_numpy(np.zeros((0, 3), dtype))), ends, strict=True):
         np.testing.assert_array_equal(found.numpy(), np.full(3, end, dtype))
+
+
+DEFAULTS = """
+<ir_version: 8, opset_import: ["" : 18]>
+graph (float[n, 4] x, float[4] shift, float[4, 3] w) => (float[n, 3] y)
+<float[4] shift = {0.0, 1.0, 2.0, 3.0}, float[4, 3] w = {1., 0., 2., 1., 0., 2., 1., 0., 2., 1., 0., 2.}> {
+  moved = Add(x, shift)
+  y = MatMul(moved, w)
+}
+"""
+
+
+@pytest.mark.parametrize("named", [(), ("shift",), ("w",), ("w", "shift")])
+def test_calls_may_give_initializers_that_are_inputs(named: tuple[str, ...], tmp_path: Any) -> None:
+    """As onnxruntime has it: what a call does not give has the file's value."""
+    model = onnx.parser.parse_model(DEFAULTS)
+    onnx.save(model, tmp_path / "m.onnx")
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    own = {"shift": torch.full((4,), 5.0), "w": torch.arange(12.0).reshape(4, 3)}
+    given = {name: own[name] for name in named}
+    inputs = {name: value.numpy() for name, value in {"x": x, **given}.items()}
+    (wanted,) = onnx.reference.ReferenceEvaluator(model).run(None, inputs)
+    for fast in (ladder.compile(model), ladder.compile(str(tmp_path / "m.onnx"))):
+        for found in (fast(x, **given), fast(x=x, **given), fast(x, **given)):
+            torch.testing.assert_close(found, torch.from_numpy(wanted))
+    with pytest.raises(ShapeError, match="x is given twice"):
+        fast(x, x=x, **(given or own))
+    with pytest.raises(ShapeError, match=r"must have shape \[4\]"):
+        fast(x, shift=torch.zeros(3))
