@@ -120,8 +120,8 @@ def test_results_of_different_sizes_have_threads_of_their_own(monkeypatch: pytes
 
 
 def test_what_fills_the_device_stays_as_it_is() -> None:
-    """A row has 384 vectors in three blocks."""
-    fit = H200.units // 3
+    """A row has 384 vectors in three blocks, of which the smaller pieces may fill the device once."""
+    fit = H200.units
     most, more = (script(pieces(rows, 4096), mapping=Mapping(threads=128)) for rows in (fit, fit + 1))
     assert f"cta_id([{3 * fit}])" in most
     assert f"cta_id([{2 * (fit + 1)}])" in more
