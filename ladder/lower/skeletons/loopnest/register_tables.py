@@ -22,14 +22,17 @@ SIGN = 1 << 7
 LOW_BYTES = 0x00FF
 
 
+def _has_signs(values: Bits) -> bool:
+    """Tell whether the upper half of a table of 256 is the lower half with the sign set."""
+    return len(values) == 2 * SIGN and np.array_equal(values[SIGN:], values[:SIGN] | 0x8000)
+
+
 class LookupTable:
     """A table of 2, 4, ... 256 uint16 in vector registers, 32 entries each."""
 
     def __init__(self, values: Bits) -> None:
-        count = len(values)
-        # The upper half of a sign-magnitude type is the lower half with the sign set.
-        self.signed = count == 256 and np.array_equal(values[128:], values[:128] | 0x8000)
-        kept = values[:128] if self.signed else values
+        self.signed = _has_signs(values)
+        kept = values[:SIGN] if self.signed else values
         # vpermw ignores index bits above the fifth: a repeated table ignores more.
         kept = np.tile(kept, max(1, HALF // len(kept)))
         self.parts = [b.bind(v.table(part, "uint16")) for part in kept.reshape(-1, HALF)]
@@ -83,7 +86,7 @@ class HalfTable:
 
     def __init__(self, values: Bits) -> None:
         half = len(values) // 2
-        signed = len(values) == 2 * SIGN and np.array_equal(values[half:], values[:half] | 0x8000)
+        signed = _has_signs(values)
         plain = len(values) == 2 * SIGN and np.array_equal(values[half:], values[:half])
         kept = values[:half] if signed or plain else values
         self.upper, self.lower = (
