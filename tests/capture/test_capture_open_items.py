@@ -89,6 +89,16 @@ def test_a_counter_in_a_tuple_that_is_unpacked_and_replaced() -> None:
     assert fast.calls == {"recorded": 3, "eager": 0}
 
 
+def test_a_tuple_with_an_open_number_is_being_built_where_recording_ends() -> None:
+    def program(x: Tensor, hosts: list[Any]) -> tuple[Any, ...]:
+        return x.shape[0], *(part for host in hosts for part in (x.shape[0], str(id(host)))), x
+
+    fast = capture(program)
+    for hosts in ([], [], [object()], [object(), object()]):
+        for length in (3, 4, 5):
+            assert alike(fast(torch.ones(length), hosts), program(torch.ones(length), hosts))
+
+
 @pytest.mark.parametrize(
     "number",
     [

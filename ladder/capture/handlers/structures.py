@@ -87,11 +87,7 @@ def _extend_by(vm: Interpreter, f: Frame, i: Instruction, value: Any, target: An
     if type(target) is list and is_a(value, tuple) and _becomes_tuple(f, i.arg - 1):
         target = f.stack[-i.arg] = Growing(target)
     if type(target) is Growing:
-        items = unpacked(vm, value)
-        if items is None:
-            f.index -= 1
-        else:
-            target.items.extend(items)
+        _extend_growing(vm, f, i, value)
         return
     value = value if type(value) in (tuple, DynamicSize, Walk) else vm.plain(value)
     if i.op == "DICT_MERGE" and not is_a(value, dict):
@@ -116,6 +112,17 @@ def _extend_by(vm: Interpreter, f: Frame, i: Instruction, value: Any, target: An
         return
     f.stack.append(opaque(vm, kind, (value,), {}, "redo", why))
     f.index -= 1
+
+
+def _extend_growing(vm: Interpreter, f: Frame, i: Instruction, value: Any) -> None:
+    items = unpacked(vm, value)
+    target = f.stack[-i.arg]
+    if items is None:
+        f.index -= 1
+    elif type(target) is Growing:
+        target.items.extend(items)
+    else:  # recording has ended meanwhile
+        target.extend(map(vm.plain, items))
 
 
 CALLEE = -3 if VERSION >= (3, 13) else -2
