@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from tile_types.errors import DTypeError as DTypeError
     from tile_types.errors import LadderError as LadderError
     from tile_types.errors import MissingToolError as MissingToolError
+    from tile_types.errors import OutOfRangeError as OutOfRangeError
     from tile_types.errors import ParseError as ParseError
     from tile_types.errors import ScheduleError as ScheduleError
     from tile_types.errors import ShapeError as ShapeError
@@ -95,7 +96,7 @@ _HOMES = {
     "tile_types.errors": (
         *("AliasingError", "ArtifactError", "CacheError", "CheckpointError", "CompilerError"),
         *("ConversionError", "DTypeError", "DeviceError", "LadderError", "MissingToolError"),
-        *("ParseError", "ScheduleError", "ShapeError", "TypeValuesError"),
+        *("OutOfRangeError", "ParseError", "ScheduleError", "ShapeError", "TypeValuesError"),
         *("UnknownNameError", "ValueRangeError", "VerificationError"),
     ),
 }

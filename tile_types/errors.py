@@ -110,6 +110,10 @@ class ValueRangeError(LadderError, ValueError):
     """A value (NaN, infinity, a code) lies outside what the type can hold."""
 
 
+class OutOfRangeError(LadderError, IndexError):
+    """An index lies outside of the axis that it picks from."""
+
+
 class ScheduleError(LadderError, ValueError):
     """A schedule is illegal for this problem on this device."""
 

@@ -104,7 +104,7 @@ class OnnxModel:
         """The tile graph, as imported."""
         return self.imported.program.graph
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         """Run on the device of the arguments.
 
         Returns

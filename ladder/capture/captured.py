@@ -220,7 +220,7 @@ class Captured(Store):
         return next(each for each in ("eager", "split", "whole", "new") if each in found)
 
     @beside_torch_compile
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function: by a record that matches, else recording one."""
         point = self.entries.get((len(args), *kwargs)) if kwargs else self.entries.get(len(args))
         if point is None:

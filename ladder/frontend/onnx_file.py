@@ -30,6 +30,7 @@ from ladder.frontend.onnx_check import (
     nodes_of,
 )
 from ladder.frontend.onnx_scans import with_lean_loops, with_windows
+from ladder.frontend.onnx_sizes import give_names, own_names, stated
 from ladder.frontend.onnx_stages import names_read
 from ladder.frontend.onnx_values import Known
 from ladder.frontend.onnx_wide_codes import with_float_codes
@@ -64,12 +65,8 @@ def restated(model: Any) -> Any:
 
 def _open(model: Any) -> list[Any]:
     """Return the extents that are stated as -1."""
-    infos = [info for graph in graphs_of(model.graph) for info in _stated(graph)]
+    infos = [info for graph in graphs_of(model.graph) for info in stated(graph)]
     return [dim for info in infos for dim in info.type.tensor_type.shape.dim if dim.dim_value == -1]
-
-
-def _stated(graph: Any) -> Iterator[Any]:
-    yield from (*graph.input, *graph.value_info, *graph.output)
 
 
 def _leave_open(model: Any) -> None:
@@ -94,10 +91,10 @@ def _channels(model: Any) -> list[tuple[Any, int]]:
 
 
 def _count(model: Any) -> None:
-    stated = [dim for info in _stated(model.graph) for dim in info.type.tensor_type.shape.dim]
+    dims = [dim for info in stated(model.graph) for dim in info.type.tensor_type.shape.dim]
     for channels, count in _channels(model):
         name = channels.dim_param
-        for dim in [channels, *(dim for dim in stated if name and dim.dim_param == name)]:
+        for dim in [channels, *(dim for dim in dims if name and dim.dim_param == name)]:
             dim.dim_value = count
 
 
@@ -205,6 +202,7 @@ def _name(model: Any) -> None:
 CHANGES: tuple[tuple[Callable[[Any], Any], Callable[[Any], None]], ...] = (
     (lambda model: not model.graph.name, _name),
     (_open, _leave_open),
+    (own_names, give_names),
     (_channels, _count),
     (_spelled_out, _shorten),
     (_own, _rename),

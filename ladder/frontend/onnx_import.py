@@ -28,7 +28,7 @@ from ladder.frontend.onnx_file import DOMAIN, LIMITS, VALUES, OnnxFile, open_onn
 from ladder.frontend.onnx_flow import Flow, LateOfPiece
 from ladder.frontend.onnx_inline import renamed
 from ladder.frontend.onnx_late import Late, inferred, info_of_known, info_of_tile, shape_of
-from ladder.frontend.onnx_lookup import INVENTED, LENIENT, OLDEST, find_row, row_holds, unknown_row
+from ladder.frontend.onnx_lookup import LENIENT, OLDEST, find_row, row_holds, unknown_row
 from ladder.frontend.onnx_meeting import by_row
 from ladder.frontend.onnx_native import add_native
 from ladder.frontend.onnx_nibbles import in_bytes
@@ -120,7 +120,6 @@ class Walk:
         """Size that the file names -> its extent in every call."""
         self.versions: Mapping[str, int] = versions_of(file.model)
         self.values: dict[str, Value | Late] = {}
-        self.names: dict[str, str] = {}
         self.stated: dict[str, Any] = {}
         self.flow = Flow(file.model.graph.name, precise)
 
@@ -193,16 +192,7 @@ class Walk:
         """Return a stated size: a number, an expression of named sizes, or a name of its own."""
         if dim.HasField("dim_value"):
             return int(dim.dim_value) if dim.dim_value != -1 else otherwise
-        if not dim.dim_param:
-            return otherwise
-        try:
-            found = canonical(dim.dim_param)
-            if not any(name.startswith(INVENTED) for name in names_in((found,))):
-                return found
-        except LadderError:
-            pass
-        own = identifier(dim.dim_param).replace(INVENTED, "open_")
-        return self.names.setdefault(dim.dim_param, own)
+        return canonical(dim.dim_param) if dim.dim_param else otherwise
 
     def value(self, name: str) -> Value | Late:
         """Return a value by its name in the file."""

@@ -24,9 +24,6 @@ SINCE_13 = frozenset(
 )
 """Operators whose rows hold from `OLDEST` on only; those of the others hold from version 7 on."""
 
-INVENTED = "unk__"
-"""How the standard's rules begin the names of sizes that they know nothing of."""
-
 LENIENT: Mapping[str, Callable[[Any], Any]] = {
     "Range": lambda array: array.reshape(()) if array.size == 1 else array
 }

@@ -2,16 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
-from ladder.ir.extents import product, quotient, size_names
+from ladder.frontend.importer import identifier
+from ladder.frontend.onnx_check import graphs_of
+from ladder.ir.extents import canonical, is_size_name, product, quotient, size_names
 from ladder.runtime.model.program import ImportRefused
 from tile_types.errors import ShapeError, unknown_name
 from tile_types.tile import Extent
 
 Shapes = Mapping[str, Sequence[int]]
 """Input -> its shape."""
+
+
+INVENTED = "unk__"
+"""How the standard's rules begin the names of sizes that they know nothing of."""
+
+
+def stated(graph: Any) -> Iterator[Any]:
+    """Yield what a graph states of values."""
+    yield from (*graph.input, *graph.value_info, *graph.output)
+
+
+def _dims(infos: Iterator[Any]) -> Iterator[Any]:
+    return (dim for info in infos for dim in info.type.tensor_type.shape.dim if dim.dim_param)
+
+
+def own_names(model: Any) -> dict[str, str]:
+    """Return names of sizes that a file has and that extents cannot have -> names instead of them.
+
+    The standard allows any text. One that reads as arithmetic is that if inputs show each size in it.
+    """
+    shown = {dim.dim_param for dim in _dims(iter(model.graph.input)) if is_size_name(dim.dim_param)}
+    inputs = [dim.dim_param for dim in _dims(iter(model.graph.input)) if not _follows(dim.dim_param, shown)]
+    every = [dim.dim_param for dim in _dims(chain(*map(stated, graphs_of(model.graph))))]
+    taken, found = {text for text in every if is_size_name(text)}, dict[str, str]()
+    for text in dict.fromkeys((*inputs, *(text for text in every if not _follows(text, None)))):
+        own = identifier(text).replace(INVENTED, "open_")
+        while own in taken or not is_size_name(own):
+            own += "_"
+        found[text] = own
+        taken.add(own)
+    return found
+
+
+def _follows(text: str, shown: set[str] | None) -> bool:
+    """Tell whether a text is a size, or arithmetic of sizes, of those that are shown."""
+    try:
+        extent = canonical(text)
+    except ShapeError:
+        return False
+    names = set(size_names((extent,)))
+    return bool(names) and (shown is None or names <= shown) and INVENTED not in text
+
+
+def give_names(model: Any) -> None:
+    """Let sizes have names that extents can have."""
+    names = own_names(model)
+    for dim in _dims(chain(*map(stated, graphs_of(model.graph)))):
+        dim.dim_param = names.get(dim.dim_param, dim.dim_param)
 
 
 def fixed_sizes(inputs: Mapping[str, Any], shapes: Shapes) -> dict[str, int]:

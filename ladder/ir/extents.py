@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise, permutations
+from keyword import iskeyword
 
 from tile_types.errors import ShapeError
 from tile_types.tile import Extent
@@ -113,6 +114,11 @@ def only_adds(extent: Extent) -> bool:
 def _degree(monomial: _Monomial) -> tuple[int, _Monomial]:
     """Order monomials: by the number of factors, then by their names."""
     return len(monomial), monomial
+
+
+def is_size_name(text: str) -> bool:
+    """Tell whether a size can have this name."""
+    return text.isascii() and text.isidentifier() and not iskeyword(text) and text not in FUNCTIONS
 
 
 def size_names(extents: Iterable[object]) -> tuple[str, ...]:
@@ -403,9 +409,9 @@ def _parsed(text: str) -> tuple[tuple[_Monomial, int], ...]:
 
 def _read(tree: ast.expr, text: str) -> _Polynomial:
     match tree:
-        case ast.Constant(value=int(value)):
+        case ast.Constant(value=int(value)) if not isinstance(value, bool):
             return _polynomial(value)
-        case ast.Name(id=name):
+        case ast.Name(id=name) if is_size_name(name):
             return {(name,): 1}
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return _multiplied({(): -1}, _read(operand, text))

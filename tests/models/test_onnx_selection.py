@@ -11,6 +11,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import ladder
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 
@@ -142,3 +143,21 @@ def test_places_that_are_no_numbers_give_none(special: float) -> None:
     found = TABLE["GridSample"](op, torch.randn(1, 2, 3, 3), grid)
     assert found.isnan().sum() == 2
     assert bool(found[:, :, 0, 1].isnan().all())
+
+
+@pytest.mark.parametrize("index", [4, -5, 1 << 40])
+def test_gather_out_of_range_is_one_error(tmp_path: Any, index: int) -> None:
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["x", "i"], ["g"]), helper.make_node("Relu", ["g"], ["y"])],
+        "gather",
+        [info("x", TensorProto.FLOAT, [4, 3]), info("i", TensorProto.INT64, ["n"])],
+        [info("y", TensorProto.FLOAT, None)],
+    )
+    fast = ladder.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9))
+    loaded = ladder.load(fast.export(tmp_path / "model.ladder"))
+    x, inside = torch.randn(4, 3), torch.tensor([-4, 3])
+    for model in (fast, loaded):
+        assert torch.equal(model(x, inside), x[inside].relu())
+        with pytest.raises(ladder.OutOfRangeError, match="an index lies outside of the axis"):
+            model(x, torch.tensor([0, index]))

@@ -276,3 +276,54 @@ def test_sizes_that_are_called_as_those_of_plans_are() -> None:
         assert count.item() == kept
         torch.testing.assert_close(r, z.relu())
         torch.testing.assert_close(y, x[:kept].relu())
+
+
+def of_version_17(graph: onnx.GraphProto) -> onnx.ModelProto:
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["None", "True", "lambda", "max", "é", "batch-size", "2", "-1", "a*b", "b+1", "unk__1", "n" * 300, "?"],
+)
+def test_sizes_have_any_name(name: str) -> None:
+    """A name that reads as arithmetic of sizes that no input shows is a name, too."""
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Concat", ["x", "x"], ["y"], axis=0), helper.make_node("Neg", ["z"], ["w"])],
+        "names",
+        [info("x", TensorProto.FLOAT, [name, 3]), info("z", TensorProto.FLOAT, [f"{name}_", name])],
+        [info("y", TensorProto.FLOAT, None), info("w", TensorProto.FLOAT, [f"{name}_", name])],
+    )
+    fast = ladder.compile(of_version_17(graph))
+    for rows, others in ((5, 4), (2, 7), (2, 2)):
+        x, z = torch.randn(rows, 3), torch.randn(others, rows)
+        y, w = fast(x, z)
+        assert torch.equal(y, torch.cat([x, x]))
+        assert torch.equal(w, -z)
+
+
+def test_sizes_of_names_alike_differ() -> None:
+    info = helper.make_tensor_value_info
+    names = ("a b", "a_b", "a-b", "é", "è")
+    inputs = [info(f"x{at}", TensorProto.FLOAT, [name]) for at, name in enumerate(names)]
+    nodes = [helper.make_node("Neg", [f"x{at}"], [f"y{at}"]) for at in range(len(names))]
+    outputs = [info(f"y{at}", TensorProto.FLOAT, None) for at in range(len(names))]
+    graph = helper.make_graph(nodes, "alike", inputs, outputs)
+    fast = ladder.compile(of_version_17(graph))
+    xs = [torch.randn(at + 2) for at in range(len(names))]
+    for x, y in zip(xs, fast(*xs), strict=True):
+        assert torch.equal(y, -x)
+
+
+def test_inputs_have_any_name() -> None:
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["self", "lambda"], ["None"])],
+        "names",
+        [info("self", TensorProto.FLOAT, ["n"]), info("lambda", TensorProto.FLOAT, ["n"])],
+        [info("None", TensorProto.FLOAT, None)],
+    )
+    fast = ladder.compile(of_version_17(graph))
+    given = {"self": torch.randn(3), "lambda": torch.randn(3)}
+    assert torch.equal(fast(**given), given["self"] + given["lambda"])

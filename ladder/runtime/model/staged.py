@@ -133,7 +133,7 @@ class StagedModel:
             if isinstance(stage, PlanStage):
                 stage.plan.prepare()
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         """Run.
 
         Returns: The output, or a tuple of them: tensors; of types that torch does not compute in, arrays of

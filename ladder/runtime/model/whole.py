@@ -17,7 +17,7 @@ from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.sizes import Sizes, evaluator
 from ladder.runtime.model.structure import Structure, build, collect, tensors_taken
-from tile_types.errors import ShapeError, unknown_name
+from tile_types.errors import OutOfRangeError, ShapeError, unknown_name
 from tile_types.tile import Extent
 
 Limits = tuple[tuple[Extent, Extent], ...]
@@ -53,16 +53,21 @@ class WholeModel:
         """Bind the plan to memory, as the first call would."""
         self.executable.prepare()
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         """Run.
 
-        Raises ShapeError, DTypeError if an argument does not fit; the message names it.
+        Raises ShapeError, DTypeError if an argument does not fit, the message names it; OutOfRangeError if an
+        index lies outside of its axis.
         """
         given = self._tensors(arguments, named)
         values = [*given, *self.stored]
         sizes = self.executable.check(values, len(given), self._check_limits if self.limits else None)
         try:
             computed = self.executable.call(values, sizes)
+        except IndexError as error:
+            raise OutOfRangeError(
+                f"an index lies outside of the axis that it picks from ({error})"
+            ) from error
         except Exception as error:
             if self.libraries is None:
                 refuse_contradiction(error)
