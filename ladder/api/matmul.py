@@ -240,7 +240,7 @@ class Matmul:
         """
         if self._facts.is_dynamic and token_scale is None:
             x, token_scale = operator.with_token_scale(x, self.gemm)
-        # The common case of `needs_dispatch`, in place: a call of it takes a quarter of a microsecond.
+        # The common case of `is_watched`, in place: a call of it takes a quarter of a microsecond.
         watched = type(x) is not Tensor or x.requires_grad or is_in_torch_dispatch_mode() or is_compiling()
         watched = watched or operator.is_transformed() or operator.is_recorded()
         watched = watched or operator.is_differentiated_forward()
@@ -248,7 +248,7 @@ class Matmul:
             learns = (bias is not None and bias.requires_grad) or (
                 token_scale is not None and token_scale.requires_grad
             )
-            if (learns and torch.is_grad_enabled()) or (watched and operator.needs_dispatch(x)):
+            if (learns and torch.is_grad_enabled()) or (watched and operator.is_watched(x)):
                 self._check_layout(x.device, packed)
                 return operator.dispatch(x, packed.tensors, bias, token_scale, self._facts.text)
             call = packed.calls.get(self) or self._bind(x.device, packed)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ladder.api.compiler import Compiler
 from ladder.api.freeze import Frozen, freeze
 from ladder.capture import Captured, capture
+from ladder.capture.containers import plain
 from ladder.capture.records import Backend
 from ladder.runtime.model.build import Built
 from tile_types.errors import path_of, require_kind
@@ -40,7 +41,7 @@ class Compiled(Captured):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what copies and pickles are made of."""
-        return type(self), (self.function, self.compiler.precise, self.compiler.search)
+        return plain(type(self)), (self.function, self.compiler.precise, self.compiler.search)
 
     @property
     def models(self) -> list[Built]:

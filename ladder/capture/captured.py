@@ -10,12 +10,13 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 import torch.fx
 import torch.utils.checkpoint
 
+from ladder.capture.containers import plain, with_methods_of
 from ladder.capture.explain import explain
 from ladder.capture.methods import attribute_of, calls_captured, parts_of
 from ladder.capture.records import (
@@ -147,6 +148,11 @@ class Captured(Store):
         nodes that call `trace.conditionals.choose`.
     """
 
+    def __new__(cls, function: Callable[..., Any], *options: Any, **named: Any) -> Self:
+        """Return what stands for a function; for a module that is a container, a container."""
+        is_module = issubclass(type(function), torch.nn.Module)
+        return super().__new__(with_methods_of(cls, type(function)) if is_module else cls)
+
     def __init__(self, function: Callable[..., Any], backend: Backend | None = None) -> None:
         require_callable(run_as_is if backend is None else backend, "backend must be a function")
         super().__init__(function, run_as_is if backend is None else backend)
@@ -184,7 +190,7 @@ class Captured(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what copies and pickles are made of: they have records of their own."""
-        return type(self), (self.function, self.backend)
+        return plain(type(self)), (self.function, self.backend)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy that calls a copy of the function, which bound methods and modules have."""

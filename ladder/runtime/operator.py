@@ -114,6 +114,19 @@ def refuse_gradient(context: Any, *gradients: Any) -> Any:
     )
 
 
+def has_no_gradient(gemm: Gemm) -> bool:
+    """Tell whether activations are quantized, or functions follow the product."""
+    return bool(gemm.token_scale or gemm.epilogue or gemm.extras)
+
+
+def no_bias(gemm: Gemm, like: torch.Tensor) -> torch.Tensor | None:
+    """Return zeros of the type and on the device of a tensor where a product takes a bias, else None.
+
+    They are the same for all samples of that tensor.
+    """
+    return torch.zeros(gemm.n, dtype=like.dtype, device=like.device) if gemm.bias else None
+
+
 def _keep_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what `_gradients` needs: of tensors, only those of the weight."""
     x, weight, bias, _, request = inputs
@@ -131,16 +144,16 @@ def _gradients(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     Raises LadderError where x is quantized, or functions follow the product.
     """
     gemm, weight = Request.parse(context.request).gemm, list(context.saved_tensors)
-    if gemm.token_scale or gemm.epilogue or gemm.extras:
+    if has_no_gradient(gemm):
         refuse_gradient(context)
     for_x = for_bias = None
     if context.needs_input_grad[0]:
-        none = gradient.new_zeros(gemm.n) if gemm.bias else None
+        none = no_bias(gemm, gradient)
         parts = []
         for first in range(0, context.width, DECODED_COLUMNS):
             rows = torch.arange(first, min(first + DECODED_COLUMNS, context.width), device=gradient.device)
             units = torch.nn.functional.one_hot(rows, context.width).to(context.dtype)
-            columns = matmul(units, weight, none, None, context.request)
+            columns = dispatch(units, weight, none, None, context.request)
             parts.append(torch.nn.functional.linear(gradient, columns))
         for_x = torch.cat(parts, -1).to(context.dtype)
     if context.needs_input_grad[2]:
@@ -156,24 +169,27 @@ def _rows_together(
     bias: torch.Tensor | None,
     token_scale: torch.Tensor | None,
     request: str,
+    multiply: Callable[..., torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, int]:
     """Multiply the rows of all samples of a ``torch.vmap`` at once; weights that differ, one by one.
 
     info: Has the number of samples.
     axes: For each argument the axis along which its samples lie; None if it is the same for all.
+    multiply: What multiplies; by default the registered operator.
     Returns: The result and its axis of samples.
     """
+    multiply = multiply or matmul
     count, (x_axis, weight_axes, bias_axis, scale_axis, _) = info.batch_size, axes
     rows, scales = _by_sample(x, x_axis, count), _by_sample(token_scale, scale_axis, count)
     if bias_axis is None and all(axis is None for axis in weight_axes):
-        return matmul(rows, weight, bias, scales, request), 0
+        return multiply(rows, weight, bias, scales, request), 0
     kept = [_by_sample(each, axis, count) for each, axis in zip(weight, weight_axes, strict=True)]
     biases = _by_sample(bias, bias_axis, count)
     each = (
         (rows[i], [part[i] for part in kept], *(None if v is None else v[i] for v in (biases, scales)))
         for i in range(count)
     )
-    return torch.stack([matmul(*given, request) for given in each]), 0
+    return torch.stack([multiply(*given, request) for given in each]), 0
 
 
 def _by_sample(value: Any, axis: int | None, count: int) -> Any:
@@ -215,6 +231,53 @@ library.impl("matmul", torch.library.fallthrough_kernel, "Autograd")
 torch.library.register_autograd(
     "ladder::matmul_with_gradient", _gradients, setup_context=_keep_for_gradient, lib=library
 )
+
+
+class Product(torch.autograd.Function):
+    """A product of float activations and a frozen weight, whose derivatives ``torch.func`` may ask for.
+
+    Its arguments are x, the request, the bias and the tensors of the weight. Registered operators do not tell
+    their derivatives through transforms.
+    """
+
+    @staticmethod
+    def forward(
+        x: torch.Tensor, request: str, bias: torch.Tensor | None, *weight: torch.Tensor
+    ) -> torch.Tensor:
+        """Multiply."""
+        return matmul(x, weight, bias, None, request)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        """Keep what the derivatives need."""
+        x, request, bias, *weight = inputs
+        _keep_for_gradient(ctx, (x, weight, bias, None, request), output)
+        ctx.save_for_forward(*weight)
+        ctx.shape = output.shape
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients for x and the bias."""
+        for_x, none, for_bias, _, _ = _gradients(ctx, *gradients)
+        return for_x, None, for_bias, *none
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: torch.Tensor | None) -> torch.Tensor:
+        """Return the result's tangent."""
+        for_x, _, for_bias, *_ = tangents
+        if for_x is None:
+            return for_bias.expand(ctx.shape)  # type: ignore[union-attr]
+        none = no_bias(Request.parse(ctx.request).gemm, for_x)
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # it may be differentiated, too
+            along = dispatch(for_x, ctx.saved_tensors, none, None, ctx.request)
+            return along if for_bias is None else along + for_bias
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[Any, ...], *given: Any) -> tuple[torch.Tensor, int]:
+        """Multiply the rows of all samples."""
+        x, request, bias, *weight = given
+        axes = axes[0], axes[3:], axes[2], None, None
+        return _rows_together(info, axes, x, weight, bias, None, request, dispatch)
 
 
 def attend(
@@ -309,7 +372,16 @@ def dispatch(
     """Call the registered operator, so that torch's dispatch modes see the call; see the module.
 
     ``torch.jit.trace`` records the one that has a gradient: it compares graphs with and without gradients.
+
+    Raises LadderError where ``torch.func`` or forward-mode differentiation asks for a derivative of a product
+        of quantized activations.
     """
+    if not torch.compiler.is_compiling() and (is_transformed() or is_differentiated_forward()):
+        if token_scale is None and not has_no_gradient(Request.parse(request).gemm):
+            product: torch.Tensor = Product.apply(x, request, bias, *weight)  # type: ignore[no-untyped-call]
+            return product
+        if is_differentiated(x, bias, token_scale):
+            refuse_gradient(None)
     learns = isinstance(x, torch.Tensor) and (wants_gradient(x, bias, token_scale) or is_recorded())
     return (_learning if learns else matmul)(x, weight, bias, token_scale, request)
 
@@ -355,24 +427,40 @@ def is_differentiated_forward() -> bool:
     return forward_ad._current_level >= 0
 
 
+def is_differentiated(*given: Any) -> bool:
+    """Tell whether a transform of torch asks for derivatives by one of some tensors."""
+    tensors = [y for y in given if isinstance(y, torch.Tensor)]
+    if is_transformed() and torch.is_grad_enabled() and any(y.requires_grad for y in tensors):
+        return True
+    return is_differentiated_forward() and any(_unpack_dual(y).tangent is not None for y in tensors)
+
+
 def needs_dispatch(x: torch.Tensor) -> bool:
+    """Tell whether somebody watches the call of an operator that has no derivative.
+
+    Raises LadderError if ``torch.func`` or forward-mode differentiation asks for it; DTypeError if x is no
+        tensor.
+    """
+    watched = is_watched(x)
+    if not torch.compiler.is_compiling() and not is_captured() and is_differentiated(x):
+        refuse_gradient(None)
+    return watched
+
+
+def is_watched(x: torch.Tensor) -> bool:
     """Tell whether somebody watches this call, so that it must go through the dispatcher.
 
-    Raises LadderError if ``torch.func`` or forward-mode differentiation asks for its derivative, which an
-        operator does not tell through transforms; DTypeError if x is no tensor.
+    Raises DTypeError if x is no tensor.
     """
     if not isinstance(x, (torch.Tensor, torch.fx.Proxy)):
         raise DTypeError(f"x must be a torch tensor, got {type(x).__name__}")
     if torch.compiler.is_compiling() or is_captured():
         return True
-    if (is_transformed() and wants_gradient(x)) or (
-        is_differentiated_forward() and _unpack_dual(x).tangent is not None
-    ):
-        refuse_gradient(None)
     return (
         type(x) is not torch.Tensor
         or is_in_torch_dispatch_mode()
         or is_transformed()
+        or is_differentiated_forward()
         or is_recorded()
         or (x.requires_grad and torch.is_grad_enabled())
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 import pytest
@@ -174,3 +176,49 @@ def test_other_options_stay_calls_of_their_own(other: str) -> None:
         torch.testing.assert_close(fast(x), outer(x))
     assert inner.calls["recorded"] >= 1
     assert len(graphs) == (1 if other == "backend" else 0)
+
+
+class Named(torch.nn.ModuleDict):
+    """A container with a program of its own, and a context manager."""
+
+    def __enter__(self) -> str:
+        return "entered"
+
+    def __exit__(self, *_: object) -> None:
+        self["left"] = torch.nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.values():
+            x = block(x)
+        return x
+
+
+def test_what_stands_for_a_container_is_one() -> None:
+    torch.manual_seed(0)
+    stack = torch.nn.Sequential(Block(), Block(), Block())
+    fast, x = ladder.compile(stack), torch.randn(2, 8)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), stack(x))
+        fast[1] = Block()
+        torch.testing.assert_close(fast(x), stack(x))
+        del fast[0]
+        torch.testing.assert_close(fast(x), stack(x))
+    assert (len(fast), fast[-1], list(fast)) == (2, stack[1], list(stack))
+    named = ladder.compile(Named({"a": Block()}))
+    with named as found:
+        assert (found, "a" in named, "left" in named) == ("entered", True, False)
+    assert list(named) == ["a", "left"]
+    assert not ladder.compile(torch.nn.Sequential())
+    for again in (copy.deepcopy(named), pickle.loads(pickle.dumps(named))):
+        assert (type(again), list(again)) == (type(named), ["a", "left"])
+        torch.testing.assert_close(again(x), named(x))
+
+
+@pytest.mark.parametrize("made", [scaled, Block()])
+def test_what_stands_for_no_container_is_none(made: Any) -> None:
+    fast = ladder.compile(made)
+    assert fast
+    assert not isinstance(fast, Sized | Iterable)
+    with pytest.raises(TypeError, match="no len"):
+        len(fast)

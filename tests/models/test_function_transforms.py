@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -71,9 +72,68 @@ DIFFERENTIATED: dict[str, Callable[[Callable[..., Any], torch.Tensor], Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def twins() -> tuple[nn.Module, nn.Module]:
+    """Return a quantized model, and one of float layers with the weights that codes stand for."""
+    torch.manual_seed(0)
+    floats = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 32), nn.SiLU(), nn.Linear(32, 16, bias=False))
+    quantized = ladder.quantize_(copy.deepcopy(floats), "int4", group_size=32)
+    for mine, theirs in zip(floats, quantized, strict=True):
+        if isinstance(mine, nn.Linear):
+            mine.weight.data = theirs.weight.to(torch.float32)
+    return quantized, floats
+
+
+def squares(model: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the sum of squares of what a model returns, as a function of its input."""
+    return lambda x: model(x).square().sum()
+
+
+def by_sample(model: nn.Module, x: torch.Tensor) -> Any:
+    """Return the gradient for a bias, of each row alone."""
+
+    def lost(bias: torch.Tensor, row: torch.Tensor) -> Any:
+        return torch.func.functional_call(model, {"1.bias": bias}, (row[None],)).square().sum()
+
+    return torch.vmap(torch.func.grad(lost), (None, 0))(model.get_parameter("1.bias").detach(), x)
+
+
+def along_a_bias(model: nn.Module, x: torch.Tensor) -> Any:
+    """Return the tangent of a model's result where only a bias has one."""
+    bias = model.get_parameter("1.bias").detach()
+    return torch.func.jvp(
+        lambda b: torch.func.functional_call(model, {"1.bias": b}, (x,)), (bias,), (x[0, :32],)
+    )
+
+
+DERIVED: dict[str, Callable[[Any, torch.Tensor], Any]] = DIFFERENTIATED | {
+    "jacfwd": lambda model, x: torch.func.jacfwd(model)(x),
+    "forward over reverse": lambda model, x: torch.func.hessian(squares(model))(x[0]),
+    "reverse over forward": lambda model, x: torch.func.jacrev(torch.func.jacfwd(squares(model)))(x[0]),
+    "forward over forward": lambda model, x: torch.func.jacfwd(torch.func.jacfwd(squares(model)))(x[0]),
+    "grad of vmap": lambda model, x: torch.func.grad(squares(torch.vmap(model)))(x),
+    "vmap of grad": lambda model, x: torch.vmap(torch.func.grad(squares(model)))(x),
+    "each sample's, for a bias": by_sample,
+    "tangent of a bias": along_a_bias,
+    "batched gradients": lambda model, x: torch.autograd.grad(
+        model(x.requires_grad_()), x, torch.eye(16)[:, None].expand(-1, 5, -1), is_grads_batched=True
+    ),
+}
+
+
+@pytest.mark.parametrize("way", DERIVED)
+def test_a_quantized_layer_has_the_derivatives_of_its_weights(
+    way: str, twins: tuple[nn.Module, nn.Module]
+) -> None:
+    quantized, floats = twins
+    expected = DERIVED[way](floats, rows())
+    torch.testing.assert_close(DERIVED[way](quantized, rows()), expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.costly
 @pytest.mark.parametrize("way", [way for way in DIFFERENTIATED if way != "backward"])
-def test_a_quantized_layer_refuses_derivatives(way: str, layer: nn.Module) -> None:
+def test_a_layer_that_quantizes_its_inputs_refuses_derivatives(way: str) -> None:
+    layer = ladder.quantize_(nn.Sequential(nn.Linear(64, 32)), "int4", group_size=32, activation="int8")
     with pytest.raises(LadderError, match="have no gradient"):
         DIFFERENTIATED[way](layer, rows())
 
