@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ladder.ir.attention_row import named_operands
 from ladder.ir.build import node_attributes
 from ladder.ir.constant import constant_value
 from ladder.ir.graph import Node
@@ -130,13 +131,24 @@ def _chosen(match: Match, node: Node, found: Scores) -> Node | None:
 
 def _seen(match: Match, condition: str, kept: bool) -> Seen | None:
     """Return which keys are seen; None if that is not known while compiling, or if a row sees none."""
-    array = constant_value(match.builder.node, condition)
+    array = constant_value(match.builder.node, _matrix_of(match, condition).name)
     if array is None:
         return None
     truth = (array != 0) if kept else (array == 0)
     if not truth.any(-1).all():
         return None
     return Seen(condition if kept else match.builder.add("negation", condition), truth)
+
+
+def _matrix_of(match: Match, value: str, beside: tuple[str, ...] = ()) -> Node:
+    """Return what computes the matrices that a value is or repeats, before operators of these names."""
+    node = match.builder.node(value)
+    while node.operator in ("broadcast", "reshape", *beside):
+        inner = match.builder.node(node.inputs[0])
+        if inner.tile.shape[-2:] != node.tile.shape[-2:]:
+            break
+        node = inner
+    return node
 
 
 def _added(match: Match, condition: str, kept: bool, number: float) -> str:
@@ -238,10 +250,43 @@ def _matched(match: Match, adds: bool = False) -> str | None:
     return match.builder.add("attention", q, k, v, *masks, scale=found.scale, extras=extras, **given)
 
 
+def _known_mask(match: Match) -> str | None:
+    """Drop a mask of which it is known while compiling that it hides no keys, or those behind the token."""
+    given = node_attributes(match.root)
+    named = dict(named_operands(match.root.inputs, given))
+    if "mask" not in named:
+        return None
+    seen = _seen_by(match, named["mask"], bool(given["choose"]))
+    tokens, keys = (match.builder.tile(named[name]).shape[-2] for name in "qk")
+    causal = seen is not None and not seen.everything()
+    if seen is None or (causal and not seen.causal(tokens, keys)):
+        return None
+    del named["mask"]
+    attributes: dict[str, Any] = dict(match.root.attributes) | {"choose": False, "strict": False}
+    attributes |= {"causal": causal or given["causal"], "extras": tuple(named)[3:]}
+    return match.builder.add("attention", *named.values(), **attributes)
+
+
+def _seen_by(match: Match, mask: str, chooses: bool) -> Seen | None:
+    """Return which keys a mask of attention shows, one that chooses or one of 0 and minus infinity."""
+    if chooses:
+        return _seen(match, mask, True)
+    node = _matrix_of(match, mask, ("convert",))
+    if node.operator != "select":
+        return None
+    numbers = [_spread_number(match, value) for value in node.inputs[1:]]
+    if sorted(numbers, key=str) != [-np.inf, 0.0]:
+        return None
+    return _seen(match, node.inputs[0], numbers[0] == 0.0)
+
+
 PRODUCTS = (pattern("matmul"), pattern("reshape", pattern("matmul", name="product")))
 """Products of weights and values: of four axes, and of stacked matrices."""
 
-ATTENTION_PATTERNS: Rules = tuple(Rule("match attention", form, _matched) for form in PRODUCTS)
+ATTENTION_PATTERNS: Rules = (
+    *(Rule("match attention", form, _matched) for form in PRODUCTS),
+    Rule("masks that are known", pattern("attention"), _known_mask),
+)
 """For every program."""
 
 REPLACED_SCORES: Rules = tuple(

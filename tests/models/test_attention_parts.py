@@ -26,7 +26,7 @@ from ladder.lower.build import ATTENTION, resolve
 from ladder.partition import Subgraph, partition
 from ladder.partition.attention import OPEN_REASON, chosen, served
 from ladder.rewrite import simplify
-from ladder.runtime.model.attention import attention_call, library_attention, node_of
+from ladder.runtime.model.attention import as_bias, attention_call, in_order, library_attention, node_of
 from ladder.runtime.operator import attend
 from ladder.simulate import simulate_launch
 from schedules.attention import AnySchedule
@@ -237,6 +237,60 @@ def test_attention_that_is_spelt_out(case: str) -> None:
     inputs = [given[node.tile.known_shape] for node in before.inputs]
     again = [given[node.tile.known_shape] for node in after.inputs]
     assert np.allclose(evaluate(after, again), evaluate(before, inputs), atol=1e-12)
+
+
+INFINITE = float("-inf")
+KNOWN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "all": (lambda x: (torch.arange(9) >= 0).expand(2, 1, 9, 9), "none"),
+    "behind": (lambda x: (torch.arange(9) <= torch.arange(9)[:, None]).expand(2, 1, 9, 9), "causal"),
+    "tril": (lambda x: ones().tril(), "causal"),
+    "infinities": (lambda x: torch.full((9, 9), INFINITE).triu(1).to(x.dtype), "causal"),
+    "filled": (lambda x: torch.zeros(9, 9).masked_fill(ones().triu(1), INFINITE).to(x.dtype), "causal"),
+    "zeros": (lambda x: torch.zeros(9, 9).masked_fill(~ones(), INFINITE).to(x.dtype), "none"),
+    "torch's": (lambda x: nn.Transformer.generate_square_subsequent_mask(9, dtype=x.dtype), "causal"),
+    "window": (lambda x: ones().tril().triu(-4), "mask"),
+    "the token itself is hidden": (lambda x: ones().tril(-1), "mask"),
+    "finite": (lambda x: torch.full((9, 9), -1e4).triu(1).to(x.dtype), "mask"),
+    "slopes": (lambda x: (torch.arange(9) * 0.5).expand(9, 9).to(x.dtype), "mask"),
+    "an input": (lambda x: (x[0, :, 0] > -9).expand(9, 9), "mask"),
+}
+"""Masks, and what attention keeps of each."""
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_masks_that_are_known_while_compiling(case: str) -> None:
+    """Those of all keys are dropped, those of the keys so far are an attribute."""
+    make, keeps = KNOWN[case]
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = x.view(2, 9, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=make(x))
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 9, 192)
+    before, after = simplified(Masked(), x)
+    (node,) = (node for node in after.nodes if node.operator == "attention")
+    given = node_attributes(node)
+    assert keeps == ("mask" if len(node.inputs) > 3 else "causal" if given["causal"] else "none")
+    with np.errstate(invalid="ignore"):  # a row that sees nothing is 0 / 0
+        expected, found = (evaluate(graph, [x.double().numpy()]) for graph in (before, after))
+    assert np.allclose(found, expected, atol=1e-12, equal_nan=True)
+
+
+def test_torchs_attention_gets_masks_whose_rows_are_dense() -> None:
+    """Else it takes all scores to memory; what repeats along other axes still does."""
+    row = torch.tensor([True, False, True])
+    for mask in (row[:, None].expand(2, 1, 3, 3), row.expand(2, 1, 3, 3), torch.eye(3).t()[None, None]):
+        found = in_order(mask)
+        assert torch.equal(found, mask)
+        assert found.stride(-1) == 1
+        assert found.untyped_storage().nbytes() <= 9 * mask.element_size()
+    found = as_bias(row[:, None].expand(2, 1, 3, 3), torch.float16)
+    assert found.dtype == torch.float16
+    assert found.stride()[0] == 0
+    assert torch.equal(found == 0, row[:, None].expand(2, 1, 3, 3))
+    assert torch.equal(found == INFINITE, ~row[:, None].expand(2, 1, 3, 3))
 
 
 def test_open_sizes_take_a_kernel_or_torchs() -> None:

@@ -187,9 +187,21 @@ def readable(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _in_order(x: torch.Tensor) -> torch.Tensor:
-    """Return heads whose elements lie side by side: torch's fast function on CPUs takes no others."""
-    return x.contiguous() if x.device.type == "cpu" and x.ndim and x.stride(-1) != 1 else x
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    """Return heads or masks whose elements lie side by side: torch's fast functions take no others.
+
+    What repeats along other axes than the last still does.
+    """
+    if not x.ndim or x.stride(-1) == 1:
+        return x
+    once = x[tuple(slice(1) if not step else slice(None) for step in x.stride()[:-1])]
+    return once.contiguous().expand(x.shape)
+
+
+def as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return what a mask that chooses adds to scores; torch would fill two tensors of all scores for it."""
+    once = mask[tuple(slice(None) if step else slice(1) for step in mask.stride())]
+    return torch.where(once, 0.0, -math.inf).to(dtype).expand(mask.shape)
 
 
 def library_attention(node: Node) -> Callable[..., torch.Tensor]:
@@ -199,7 +211,7 @@ def library_attention(node: Node) -> Callable[..., torch.Tensor]:
 
     def run(*operands: torch.Tensor) -> torch.Tensor:
         found = dict(zip(names, operands, strict=True))
-        q, k, v = (_in_order(found[name]) for name in ("q", "k", "v"))
+        q, k, v = (in_order(found[name]) for name in ("q", "k", "v"))
         mask = found.get("mask")
         if "k_scale" in found:
             k, v = ((x.float() * found[f"{n}_scale"]).to(q.dtype) for n, x in (("k", k), ("v", v)))
@@ -207,8 +219,9 @@ def library_attention(node: Node) -> Callable[..., torch.Tensor]:
             keys = torch.arange(k.shape[-2], device=k.device)
             mask = keys < found["position"][:, None, :, None] + given["reach"]
         if mask is not None:
-            mask = mask if mask.dtype == torch.bool else mask.to(q.dtype)
-            mask = mask[(None,) * (q.ndim - mask.ndim)]  # torch's fastest kernels take no other
+            chooses = mask.dtype == torch.bool
+            mask = as_bias(mask, q.dtype) if chooses and q.is_cuda else mask if chooses else mask.to(q.dtype)
+            mask = in_order(mask[(None,) * (q.ndim - mask.ndim)])  # torch's fastest kernels take no other
         if q.dtype == torch.float16 and q.device.type == "cpu":  # torch rounds scores there
             whole = None if mask is None or mask.dtype == torch.bool else mask.float()
             wide = attend(q.float(), k.float(), v.float(), mask if whole is None else whole, *how)
