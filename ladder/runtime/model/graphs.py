@@ -28,6 +28,10 @@ ALIGNMENT = 16
 """Bytes; those of the longest element."""
 
 
+LISTED = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+"""Types of which a device copies many tensors in one launch."""
+
+
 class Lent(NamedTuple):
     """A result that lies in the memory of an argument.
 
@@ -57,6 +61,8 @@ class Replayed:
         self.results = list(results)
         self.alone: list[tuple[int, torch.Tensor]] = []
         """Results that a plain copy serves."""
+        self.listed: list[tuple[list[int], list[torch.Tensor]]] = []
+        """Those of one type that are copied at once, with their positions."""
         self.together: list[tuple[torch.Tensor, list[tuple[int, torch.Tensor, int]]]] = []
         """Bytes, and results that lie in them with their first elements."""
         self.lent: dict[int, Lent] = {}
@@ -78,6 +84,11 @@ class Replayed:
                 self.alone.append((group[0], results[group[0]]))
             else:
                 self.together.append(_bytes_of([(at, results[at]) for at in group]))
+        for dtype in LISTED:
+            places = [at for at, result in self.alone if _is_plain(result) and result.dtype == dtype]
+            if len(places) > 1:
+                self.listed.append((places, [results[at] for at in places]))
+                self.alone = [(at, result) for at, result in self.alone if at not in places]
 
     def fits(self, values: Sequence[Any]) -> bool:
         """Say whether results that lie in arguments can be taken from those of a call."""
@@ -92,6 +103,11 @@ class Replayed:
         found: list[Any] = [None] * len(self.results)
         for at, result in self.alone:
             found[at] = result.clone()
+        for places, listed in self.listed:
+            copies = [torch.empty_like(result) for result in listed]
+            torch._foreach_copy_(copies, listed)
+            for at, copy in zip(places, copies, strict=True):
+                found[at] = copy
         for memory, results in self.together:
             copy = memory.clone()
             for at, result, first in results:
@@ -138,6 +154,10 @@ def _like(value: torch.Tensor, memory: torch.Tensor, first: int) -> torch.Tensor
 
 def _has_memory(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() > 0
+
+
+def _is_plain(value: Any) -> bool:
+    return _has_memory(value) and not value.is_conj() and not value.is_neg()
 
 
 def _memory(value: torch.Tensor) -> int:
