@@ -293,6 +293,24 @@ def test_torchs_attention_gets_masks_whose_rows_are_dense() -> None:
     assert torch.equal(found == INFINITE, ~row[:, None].expand(2, 1, 3, 3))
 
 
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize("masked", ["no", "keys", "all", "mixed"])
+def test_attention_of_any_number_of_axes(lead: tuple[int, ...], masked: str) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, *lead, 2, 5, 8).unbind(0)
+    spread = {"no": (), "keys": (), "all": (*lead, 2), "mixed": (*(1 for _ in lead[1:]), *lead[-1:], 1)}
+    mask = None if masked == "no" else torch.randn(*spread[masked], 5, 5)
+
+    class Attending(nn.Module):
+        def forward(self, *operands: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(*operands)
+
+    operands = (q, k.transpose(-1, -2).contiguous().transpose(-1, -2), v, *(() if mask is None else (mask,)))
+    exact = F.scaled_dot_product_attention(*(x.double() for x in operands))
+    with torch.no_grad():
+        torch.testing.assert_close(ladder.compile(Attending())(*operands).double(), exact, rtol=0, atol=1e-5)
+
+
 def test_open_sizes_take_a_kernel_or_torchs() -> None:
     """A few kernels serve every size; long prompts go to torch, and so does nothing."""
     g = GraphBuilder("model")

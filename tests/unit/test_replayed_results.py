@@ -10,10 +10,10 @@ from ladder.runtime.model.graphs import Replayed
 def test_each_result_is_a_copy_that_lies_as_the_recorded_one() -> None:
     memory, argument = torch.arange(24.0), torch.arange(6.0)
     results = [
-        torch.randn(2, 3), torch.randn(4, 5).t(), torch.randn(0, 3), torch.randn(3).half(), torch.randn(2).half(),
-        torch.randn(2, 2).double(), torch.tensor([True, False]), torch.randn(3, 3)[:, :2],
-        memory[:6].view(2, 3), memory[8:16].view(2, 4).t(), torch.randn(2, dtype=torch.complex64).conj().imag,
-        torch.randn(1), argument[2:],
+        torch.randn(2, 3), torch.randn(4, 5).t(), torch.randn(0, 3), torch.randn(3).half(),
+        torch.randn(2).half(), torch.randn(2, 2).double(), torch.tensor([True, False]),
+        torch.randn(3, 3)[:, :2], memory[:6].view(2, 3), memory[8:16].view(2, 4).t(),
+        torch.randn(2, dtype=torch.complex64).conj().imag, torch.randn(1), argument[2:],
     ]  # fmt: skip
     unwanted = 11
     replayed = Replayed(results, {*range(len(results))} - {unwanted}, [argument])

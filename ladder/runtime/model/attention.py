@@ -204,6 +204,21 @@ def as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(once, 0.0, -math.inf).to(dtype).expand(mask.shape)
 
 
+def _attend_by_four(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *how: Any
+) -> torch.Tensor:
+    """Return attention by four axes: torch's fast functions take no other number of them."""
+    lead = q.shape[:-3]
+    if len(lead) == 1 or not q.numel() or k.shape[:-3] != lead or v.shape[:-3] != lead:
+        return attend(q, k, v, mask, *how)
+    mine = [x.reshape(math.prod(lead), *x.shape[-3:]) for x in (q, k, v)]
+    if mask is not None and mask.ndim > 2:
+        if any(extent > 1 for extent in mask.shape[:-3]):
+            mask = mask.expand(*lead, *mask.shape[-3:])
+        mask = mask.reshape(-1, *mask.shape[-3:])
+    return attend(*mine, mask, *how).view(*q.shape[:-1], v.shape[-1])
+
+
 def library_attention(node: Node) -> Callable[..., torch.Tensor]:
     """Return torch's attention for a node: positions become a mask, codes are decoded before."""
     given = node_attributes(node)
@@ -227,7 +242,7 @@ def library_attention(node: Node) -> Callable[..., torch.Tensor]:
             wide = attend(q.float(), k.float(), v.float(), mask if whole is None else whole, *how)
             out = wide.to(q.dtype)
         else:
-            out = attend(q, k, v, mask, *how)
+            out = _attend_by_four(q, k, v, mask, *how)
         if given["strict"] and mask is not None:
             out = _nan_without_keys(out, mask)
         return out.transpose(1, 2) if given["turned"] else out
