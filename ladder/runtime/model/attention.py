@@ -211,12 +211,15 @@ def _attend_by_four(
     lead = q.shape[:-3]
     if len(lead) == 1 or not q.numel() or k.shape[:-3] != lead or v.shape[:-3] != lead:
         return attend(q, k, v, mask, *how)
-    mine = [x.reshape(math.prod(lead), *x.shape[-3:]) for x in (q, k, v)]
-    if mask is not None and mask.ndim > 2:
-        if any(extent > 1 for extent in mask.shape[:-3]):
-            mask = mask.expand(*lead, *mask.shape[-3:])
-        mask = mask.reshape(-1, *mask.shape[-3:])
-    return attend(*mine, mask, *how).view(*q.shape[:-1], v.shape[-1])
+    if mask is not None and any(extent > 1 for extent in mask.shape[:-3]):
+        mask = mask.expand(*lead, *mask.shape[-3:])
+    mine = None if mask is None else _by_four(mask)
+    return attend(_by_four(q), _by_four(k), _by_four(v), mine, *how).view(*q.shape[:-1], v.shape[-1])
+
+
+def _by_four(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose axes before the last three are one."""
+    return x.reshape(-1, *x.shape[-3:])
 
 
 def library_attention(node: Node) -> Callable[..., torch.Tensor]:
