@@ -182,11 +182,11 @@ def continue_run(store: Store, point: ResumePoint, roots: list[Any], *, record: 
     for layout in point.layouts:
         frames.append(layout.restore(values[at : at + layout.size]))
         at += layout.size
-    if point.after == "raise":
-        return carry_out(vm, drive, vm, frames, values[at])
-    apply(frames[-1], point.after, values[at])
+    errors = [values[at]] if point.after == "raise" else []
+    if not errors:
+        apply(frames[-1], point.after, values[at])
     values.clear()
-    return carry_out(vm, drive, vm, frames)
+    return carry_out(vm, drive, vm, frames, errors)
 
 
 def _same(value: Any) -> Any:

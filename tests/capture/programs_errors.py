@@ -6,7 +6,9 @@ import contextlib
 import io
 import logging
 import os
+import types
 import warnings
+from collections import deque
 
 import torch
 from capture_world import World, calls, normal, program
@@ -358,3 +360,28 @@ def handler_reads_what_nothing_else_does():
             return x * number
 
     return calls(fn, *[lambda: (normal(3), "/no such file", 3)] * 2, lambda: (normal(3), "/", 3))
+
+
+@program
+def messages_name_types_as_natives_do():
+    def fn(x, left, right, which):
+        x = x * 2
+        if which == "operator":
+            return x, left % right
+        if which == "comparison":
+            return x, left < right
+        if which == "unpacked":
+            first, second = left
+            return x, first, second
+        with left:
+            return x
+
+    class Mine:
+        pass
+
+    pairs = [(types.SimpleNamespace(), 2), (deque(), Mine()), (3, Mine()), (Mine(), types.SimpleNamespace())]
+    kinds = ("operator", "comparison", "unpacked", "context")
+    return calls(
+        fn,
+        *(lambda pair=pair, which=which: (normal(3), *pair, which) for pair in pairs for which in kinds),
+    )

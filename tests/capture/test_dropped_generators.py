@@ -109,3 +109,54 @@ def test_a_sequence_is_left_before_its_end() -> None:
     for _ in range(2):
         assert torch.equal(fast(torch.ones(2), Layers()), program(torch.ones(2), Layers()))
     assert fast.outcome == "whole"
+
+
+def noted(log: list[str]) -> Iterator[int]:
+    try:
+        yield from (1, 2)
+    finally:
+        log.append("closed")
+
+
+def in_a_loop(x: torch.Tensor, log: list[str]) -> None:
+    for number in noted(log):
+        raise KeyError(x.sum() + number)
+
+
+def in_a_variable(x: torch.Tensor, log: list[str]) -> None:
+    numbers = noted(log)
+    raise KeyError(x.sum() + next(numbers))
+
+
+def beside_an_end(x: torch.Tensor, log: list[str]) -> None:
+    numbers = noted(log)
+    try:
+        raise KeyError(x.sum() + next(numbers))
+    finally:
+        log.append("left")
+
+
+def behind_a_break(x: torch.Tensor, log: list[str]) -> None:
+    numbers = noted(log)
+    next(numbers)
+    if x.sum() > 0:
+        raise KeyError(1)
+
+
+@pytest.mark.parametrize("inner", [in_a_loop, in_a_variable, beside_an_end, behind_a_break])
+def test_a_generator_is_closed_when_an_exception_leaves_it_behind(inner: Callable[..., None]) -> None:
+    """What a loop goes through is dropped at once; a variable's value lives as long as the exception."""
+
+    def program(x: torch.Tensor, log: list[str]) -> torch.Tensor:
+        try:
+            inner(x, log)
+        except KeyError:
+            log.append("caught")
+        log.append("behind")
+        return x * len(log)
+
+    fast = capture(program)
+    for _ in range(4):
+        expected, found = list[str](), list[str]()
+        assert torch.equal(program(torch.ones(2), expected), fast(torch.ones(2), found))
+        assert found == expected

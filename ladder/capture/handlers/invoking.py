@@ -13,7 +13,7 @@ from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.replay import advance, drained, iterate, iterated
 from ladder.capture.python.bytecode import VERSION
 from ladder.capture.python.frames import NULL, Frame
-from ladder.capture.values.kinds import is_a, is_constant
+from ladder.capture.values.kinds import is_a, is_constant, name_of_kind
 from ladder.capture.values.shapes import DynamicSize
 
 _MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
@@ -54,7 +54,7 @@ def special_method(vm: Interpreter, value: Any, name: str) -> Any:
     found = vm.heap.class_attribute(kind, name)
     if found is NULL:
         raise TypeError(
-            f"'{kind.__name__}' object does not support the context manager protocol"
+            f"'{name_of_kind(value)}' object does not support the context manager protocol"
             + (f" (missed {name} method)" if VERSION >= (3, 14) or hasattr(kind, "__enter__") else "")
         )
     if is_a(found, types.FunctionType):

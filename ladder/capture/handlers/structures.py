@@ -43,10 +43,10 @@ from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.moving import is_made_here
 from ladder.capture.operations.objects import new_container, settled
 from ladder.capture.operations.operators import unary
-from ladder.capture.operations.replay import items_of, iterate
+from ladder.capture.operations.replay import is_iterable, items_of, iterate
 from ladder.capture.python.bytecode import VERSION, Instruction
 from ladder.capture.python.frames import NULL, Frame
-from ladder.capture.values.kinds import is_a
+from ladder.capture.values.kinds import is_a, name_of_kind
 from ladder.capture.values.shapes import DynamicSize, Growing, Walk
 
 
@@ -97,8 +97,8 @@ def _extend_by(vm: Interpreter, f: Frame, i: Instruction, value: Any, target: An
     if i.op == "DICT_MERGE" and (set(value) & set(target) or not all(type(key) is str for key in value)):
         raise TypeError(_misgiven(f.stack[CALLEE - i.arg], value, target))
     method: Any = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update}.get(i.op, dict.update)
-    if i.op == "LIST_EXTEND" and not _iterable(type(value)):
-        raise TypeError(f"Value after * must be an iterable, not {type(value).__name__}")
+    if i.op == "LIST_EXTEND" and not is_iterable(type(value)):
+        raise TypeError(f"Value after * must be an iterable, not {name_of_kind(value)}")
     try:
         extend_display(vm, target, method, value)
     except CaptureError as error:
@@ -138,10 +138,6 @@ def _misgiven(callee: Any, given: dict[Any, Any], before: dict[Any, Any]) -> str
     path = name if home in (None, "builtins") else f"{home}.{name}"
     shown = str(callee) if name is None else f"{path}()"
     return f"{shown} got multiple values for keyword argument '{twice}'"
-
-
-def _iterable(kind: type) -> bool:
-    return kind is Walk or hasattr(kind, "__iter__") or hasattr(kind, "__getitem__")
 
 
 def _as_tuple(vm: Interpreter, value: Any) -> tuple[Any, ...]:

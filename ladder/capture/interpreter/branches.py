@@ -192,7 +192,7 @@ def _frames(fork: Fork) -> list[Frame]:
 def _driven(vm: Interpreter, frames: list[Frame], after: str, holds: bool) -> Joined:
     try:
         apply(frames[-1], after, holds)
-        result = drive(vm, frames)
+        result = drive(vm, frames, [])
         return Joined(result, return_ending(vm.heap, result))
     except Joined as inner:
         return inner

@@ -11,7 +11,7 @@ from typing import Any
 
 from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.endings import Leaving
-from ladder.capture.interpreter.exceptions import leaves
+from ladder.capture.interpreter.exceptions import abandons, leaves
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import (
     HANDLERS,
@@ -37,13 +37,16 @@ def is_known(code: types.CodeType) -> bool:
     return program.operations <= HANDLERS.keys() and program.intrinsics <= INTRINSICS
 
 
-def run(vm: Interpreter, frame: Frame, error: BaseException | None = None) -> Any:
-    """Run `frame` until it returns, yields or raises; `error` is raised where it stands."""
+def run(vm: Interpreter, frame: Frame, errors: list[BaseException] | None = None) -> Any:
+    """Run `frame` until it returns, yields or raises; what is in the list `errors` is raised where it stands.
+
+    The list is emptied: an exception dies where the program has handled it.
+    """
     vm.frames.append(frame)
     frame.yielded = False
     try:
-        if error is not None:
-            _unwind(vm, frame, error)
+        if errors:
+            _unwind(vm, frame, errors.pop())
         return _loop(vm, frame)
     finally:
         vm.frames.pop()
@@ -69,6 +72,7 @@ def _loop(vm: Interpreter, frame: Frame) -> Any:
         except BaseException as error:
             if vm.recording and asynchronous(error):
                 vm.give_up()  # it need not come up there again
+            before = None  # what is taken from the stack dies now
             _unwind(vm, frame, error)
             continue
         if signal is RETURN:
@@ -85,6 +89,7 @@ def _unwind(vm: Interpreter, frame: Frame, error: BaseException) -> None:
     handler = frame.program.handler_of(index)
     leaves(vm, frame, error)
     if handler is None:
+        abandons(vm, frame, error)
         raise error
     del frame.stack[handler.depth :]
     if handler.lasti:
@@ -108,7 +113,7 @@ def _throw(vm: Interpreter, frame: Frame, error: BaseException) -> Any:
     ahead = frame.program.instructions[frame.index : frame.index + 2]
     delegates = [item.op for item in ahead] == ["NOP", "JUMP"] and ahead[0].value == FROM_YIELD_FROM
     if not delegates:
-        return run(vm, frame, error)
+        return run(vm, frame, [error])
     target = frame.stack[-1]
     name = "close" if is_a(error, GeneratorExit) else "throw"
     tell = getattr(target, name, None)
@@ -125,27 +130,29 @@ def _throw(vm: Interpreter, frame: Frame, error: BaseException) -> Any:
     else:
         frame.yielded = True
         return given
-    return run(vm, frame, found)
+    return run(vm, frame, [found])
 
 
-def drive(vm: Interpreter, frames: list[Frame], error: BaseException | None = None) -> Any:
-    """Run restored `frames`, outermost first, to the end; `error` is raised in the innermost."""
-    vm.frames = list(frames[:-1])
-    inner = frames[-1]
+def drive(vm: Interpreter, frames: list[Frame], errors: list[BaseException]) -> Any:
+    """Run restored `frames`, outermost first, to the end; one in `errors` is raised in the innermost.
+
+    Both lists are emptied: objects die where the program drops them.
+    """
+    *vm.frames, inner = frames
+    frames.clear()
     while True:
         try:
-            value = run(vm, inner, error)
-            error = None
+            value = run(vm, inner, errors)
         except Leaving:
             raise
         except BaseException as raised:
             if not vm.frames:
                 raise
-            error = raised
+            errors.append(raised)
         if not vm.frames:
             return value
         inner = vm.frames.pop()
-        if error is None:
+        if not errors:
             push_result(inner, value)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
-from ladder.capture.python.frames import Frame
-from ladder.capture.python.tracebacks import HOME, pushed, trimmed
+from ladder.capture.python.frames import Frame, closes
+from ladder.capture.python.tracebacks import HOME, holding, pushed, trimmed
 
 
 def leaves(vm: Interpreter, frame: Frame, error: BaseException) -> None:
@@ -26,6 +26,15 @@ def leaves(vm: Interpreter, frame: Frame, error: BaseException) -> None:
     if node is not None and vm.recording:
         heap = vm.heap
         heap.change(f"{heap.constant(pushed)}({node.var}, {heap.constant(place)})", [node], set())
+
+
+def abandons(vm: Interpreter, frame: Frame, error: BaseException) -> None:
+    """Note that `error` leaves `frame`: its stack dies now, and its variables with the traceback."""
+    frame.stack.clear()
+    kept = [value for value in frame.slots.values() if closes(value)]
+    if kept and not frame.code.co_filename.startswith(HOME):
+        vm.leave("it matters when a generator is dropped")
+        error.__traceback__ = holding(error.__traceback__, kept)
 
 
 def _node_of(vm: Interpreter, error: BaseException) -> Node | None:

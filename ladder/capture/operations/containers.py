@@ -187,13 +187,12 @@ def _key_read(vm: Interpreter, owner: Any, node: Node, name: str, rest: tuple[An
     if not is_key(key) or (type(key) not in QUICK and not is_a(key, type)):
         return NULL
     vm.heap.meet_key(key)
+    not_alone = type(key) not in (*TEXTS, types.FunctionType)
+    if not_alone and any(_may_be_taken_for(key, other) for other in dict.__iter__(owner)):
+        return NULL
     found = dict.get(owner, key, NULL)
     constant = vm.heap.constant(key)
     path = f"{vm.heap.guard.path(node.var)}[{key!r}]"
-    not_alone = type(key) not in (*TEXTS, types.FunctionType)
-    # Another key may be equal and of another type: only keys of this very type are quick.
-    if not_alone and any(other == key and type(other) is not type(key) for other in owner):
-        return NULL
     if found is NULL:
         vm.heap.absent(node, key, f"not dict.__contains__({node.var}, {constant})", path)
         if name == "__getitem__":
@@ -215,6 +214,13 @@ def _key_read(vm: Interpreter, owner: Any, node: Node, name: str, rest: tuple[An
     read = vm.heap.read if name == "__contains__" else vm.heap.load
     value = read(node, key, found, text, path)
     return True if name == "__contains__" else value
+
+
+def _may_be_taken_for(key: Any, other: Any) -> bool:
+    """Say whether a lookup of `key` may find `other`, of another type, or ask code of the program for it."""
+    if is_key(other):
+        return other == key and type(other) is not type(key)
+    return not is_plain_tensor(other) and (type(other).__hash__, type(other).__eq__) != BY_IDENTITY
 
 
 def changes_often(vm: Interpreter, node: Node) -> bool:

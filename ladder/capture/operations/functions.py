@@ -7,6 +7,7 @@ import weakref
 from functools import partial
 from typing import Any
 
+from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.nodes import CaptureError, Itself, Node
 from ladder.capture.interpreter.evaluate import resume
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -73,4 +74,10 @@ def _hide(vm: Interpreter, generator: Any, *, closes: bool) -> None:
     node = Node(None, vm.heap.guard.fresh_name(), external=False)
     node.recordable, node.origin, node.closes = False, vm.here(), closes
     vm.heap.nodes[id(generator)] = node
-    weakref.finalize(generator, vm.heap.nodes.pop, id(generator), None).atexit = False
+    weakref.finalize(generator, _forget, weakref.ref(vm.heap), id(generator)).atexit = False
+
+
+def _forget(heap: weakref.ref[Heap], number: int) -> None:
+    """Drop the node of what has died; what the segment has met lives no longer than its heap."""
+    if (found := heap()) is not None:
+        found.nodes.pop(number, None)

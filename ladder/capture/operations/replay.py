@@ -30,7 +30,7 @@ from ladder.capture.operations.objects import (
 from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
-from ladder.capture.values.kinds import PLAIN_DICTS, is_a, is_constant, is_plain
+from ladder.capture.values.kinds import PLAIN_DICTS, is_a, is_constant, is_plain, name_of_kind
 from ladder.capture.values.shapes import Walk
 
 _MAPPINGS = (dict, OrderedDict)
@@ -53,6 +53,8 @@ def taken(value: Any, first: int | None, rest: bool) -> tuple[Any, ...]:
     """Return items of `value` as unpacking takes them; see `building.unpacked`."""
     if first is None:
         return tuple(value)
+    if not is_iterable(type(value)):
+        raise TypeError(f"cannot unpack non-iterable {name_of_kind(value)} object")
     stream = iter(value)
     items: list[Any] = []
     for _ in range(first if rest else first + 1):
@@ -61,6 +63,12 @@ def taken(value: Any, first: int | None, rest: bool) -> tuple[Any, ...]:
             return tuple(items)
         items.append(item)
     return (*items, *list(stream)) if rest else tuple(items)
+
+
+def is_iterable(kind: type) -> bool:
+    """Say whether the interpreter takes objects of a class for iterable: it looks at the class alone."""
+    names = {"__iter__", "__getitem__"}
+    return kind is Walk or any(not names.isdisjoint(vars(owner)) for owner in kind.__mro__)
 
 
 def items_of(value: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from ladder.capture.operations.objects import same
 from ladder.capture.operations.truth import truth
 from ladder.capture.python.frames import NULL
 from ladder.capture.python.symbols import COMPARE, METHODS
-from ladder.capture.values.kinds import is_a
+from ladder.capture.values.kinds import is_a, name_of_kind
 
 _MIRROR = {"<": "gt", "<=": "ge", "==": "eq", "!=": "ne", ">": "lt", ">=": "le"}
 _NUMBERS = (int, float, complex, bool)
@@ -111,7 +111,7 @@ def _opposite(vm: Interpreter, value: Any) -> bool:
 
 def _unsupported(symbol: str, left: Any, right: Any) -> str:
     """Return the message of the TypeError where no method has an answer."""
-    kinds = type(left).__name__, type(right).__name__
+    kinds = name_of_kind(left), name_of_kind(right)
     if symbol in COMPARE:
         return f"'{symbol}' not supported between instances of '{kinds[0]}' and '{kinds[1]}'"
     named = "** or pow()" if symbol == "**" else symbol

@@ -7,8 +7,7 @@ would show. These are replaced: `shell` makes a frame object with the name, file
 from __future__ import annotations
 
 import dis
-import sys
-from collections.abc import Callable
+from collections.abc import Generator
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
@@ -23,12 +22,15 @@ Place = tuple[CodeType, dict[str, Any], int, int]
 """Code, globals, offset of the instruction, line."""
 
 
-def _stub(frame_of: Callable[[int], FrameType]) -> FrameType:
-    return frame_of(0)
+def _stub(held: Any) -> Generator[Any, Any, Any]:
+    yield held
 
 
-def shell(code: CodeType, names: dict[str, Any]) -> FrameType:
-    """Return a frame object that looks like one of `code`."""
+def shell(code: CodeType, names: dict[str, Any], held: Any = None) -> FrameType:
+    """Return a frame object that looks like one of `code`, and keeps nothing alive but `held`.
+
+    It is that of a generator, which refers to no frame that it was called from.
+    """
     stub = _stub.__code__
     padding = _NOP * ((len(code.co_code) - len(stub.co_code)) // 2)
     made = stub.replace(
@@ -39,7 +41,7 @@ def shell(code: CodeType, names: dict[str, Any]) -> FrameType:
         co_linetable=code.co_linetable,
         co_code=stub.co_code + padding,
     )
-    frame: FrameType = FunctionType(made, names)(sys._getframe)
+    frame: FrameType = FunctionType(made, names)(held).gi_frame
     return frame
 
 
@@ -48,6 +50,15 @@ def pushed(error: BaseException, place: Place) -> None:
     code, names, offset, line = place
     inner = trimmed(error.__traceback__)
     error.__traceback__ = TracebackType(inner, shell(code, names), offset, line)
+
+
+def holding(trace: TracebackType | None, held: Any) -> TracebackType | None:
+    """Return a traceback whose outermost frame, if it has any, keeps `held` alive."""
+    trace = trimmed(trace)
+    if trace is None:
+        return None
+    frame = shell(trace.tb_frame.f_code, trace.tb_frame.f_globals, held)
+    return TracebackType(trace.tb_next, frame, trace.tb_lasti, trace.tb_lineno)
 
 
 def trimmed(trace: TracebackType | None) -> TracebackType | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 import re
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -107,6 +108,21 @@ def is_key(value: Any) -> bool:
     if type(value) is types.FunctionType:
         return "<locals>" not in value.__qualname__
     return is_constant(value)
+
+
+def name_of_kind(value: Any) -> str:
+    """Return the name of the type of `value` as messages of the interpreter give it.
+
+    That of a type which is no class of Python begins with its module: errors of natives tell.
+    """
+    kind = type(value)
+    if any("__index__" in vars(owner) for owner in kind.__mro__):
+        return kind.__name__
+    try:
+        operator.index(value)
+    except TypeError as error:
+        return str(error).split("'")[1]
+    return kind.__name__
 
 
 def parts(value: slice) -> tuple[Any, Any, Any]:
