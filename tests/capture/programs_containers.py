@@ -377,36 +377,3 @@ def looked_for_among_objects():
 
     given = ((0, 1), (0, 1), (0, 0), (1, 0), (2, 2), (0, 1))
     return calls(fn, *[lambda a=a, b=b: (normal(3), parts[a], parts[b]) for a, b in given])
-
-
-@program
-def numbers_beside_keys_that_compare_by_code():
-    asked = []
-
-    class Key:
-        def __init__(self, number):
-            self.number = number
-
-        def __hash__(self):
-            return hash(self.number)
-
-        def __eq__(self, other):
-            asked.append(self.number)
-            return isinstance(other, Key) and self.number == other.number
-
-        def __repr__(self):
-            return f"Key({self.number})"
-
-    def fn(x, known, key):
-        return x * known.get(key, 2), key in known, known.setdefault(key, 4), len(known)
-
-    tensor = torch.arange(3)
-    makers = [lambda: {Key(1): 3, tensor: 5}, lambda: {tensor: 5, 2: 6}, lambda: {Key(7): 8}]
-    return calls(
-        fn,
-        *(
-            lambda make=make, key=key: (normal(3), make(), key)
-            for make in makers
-            for key in (1, 2, True, None)
-        ),
-    )

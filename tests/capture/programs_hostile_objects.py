@@ -6,7 +6,7 @@ import functools
 from collections import ChainMap, defaultdict
 
 import torch
-from capture_world import World, normal, program
+from capture_world import World, calls, normal, program
 from hostile_worlds import rows as _rows
 from hostile_worlds import sizes as _sizes
 from torch import nn
@@ -282,3 +282,36 @@ def hostile_parametrized_weights():
 
     ups = (None, None, doubled, None, removed, None, normed, None, None)
     return World(f, [(up, lambda: (_rows(2),)) for up in ups])
+
+
+@program
+def hostile_numbers_beside_keys_that_compare_by_code():
+    asked = []
+
+    class Key:
+        def __init__(self, number):
+            self.number = number
+
+        def __hash__(self):
+            return hash(self.number)
+
+        def __eq__(self, other):
+            asked.append(self.number)
+            return isinstance(other, Key) and self.number == other.number
+
+        def __repr__(self):
+            return f"Key({self.number})"
+
+    def fn(x, known, key):
+        return x * known.get(key, 2), key in known, known.setdefault(key, 4), len(known)
+
+    tensor = torch.arange(3)
+    makers = [lambda: {Key(1): 3, tensor: 5}, lambda: {tensor: 5, 2: 6}, lambda: {Key(7): 8}]
+    return calls(
+        fn,
+        *(
+            lambda make=make, key=key: (normal(3), make(), key)
+            for make in makers
+            for key in (1, 2, True, None)
+        ),
+    )

@@ -219,9 +219,58 @@ def given_to_natives(x, n):
     return x + sorted([n, 1])[0], repr(sizes), [n] == [n], (n, 2) in [(n, 2)], str([n])
 
 
+def grown_while_looped_over(x: Tensor, number: int) -> tuple[Any, ...]:
+    known, met = {"a": number, "b": 1, "c": 2}, []
+    try:
+        for key, item in known.items():
+            met.append((key, item))
+            if key == "b":
+                known["d"] = 3
+                str(id(object()))  # breaks the graph
+                met.append(number)
+    except RuntimeError as error:
+        met.append(str(error))
+    return x * number, met
+
+
+def exchanged_while_looped_over(x: Tensor, number: int) -> tuple[Any, ...]:
+    known, met = {"a": number, "b": 1, "c": 2}, []
+    for key in known:
+        met.append(key)
+        if key == "b":
+            known["d"] = known.pop("c")
+    return x * number, met
+
+
+def emptied_while_looped_over(x: Tensor, number: int) -> tuple[Any, ...]:
+    items, met = [number, 1, 2, 3], []
+    for item in items:
+        met.append(item)
+        if item == 1:
+            items.clear()
+            str(id(object()))
+            items.extend((7, 8, 9))
+            str(id(object()))
+    return x * number, met, items
+
+
+def generators_among_open_numbers(x: Tensor, number: int) -> tuple[Any, ...]:
+    def parts() -> Any:
+        yield number
+        yield (item for item in (1, 2))
+        yield number + 1
+
+    made = (0, *parts())
+    return len(made), made[1], [*made[2]], made[3] * x
+
+
 OPEN: list[Callable[..., Any]] = [
     *(keywords, more_keywords, merged_keywords, positional, made_dictionary, taken_out, lists),
     *(comprehensions, loops, changed_while_looped_over, named_tuples, objects, shapes, nested),
     *(known_beside_open, known_for_open, keys_beside_open, known_times_open),
 ]
-FIXED: list[Callable[..., Any]] = [given_to_natives, broken_in_a_loop, grown_dictionary, failing_beside_open]
+FIXED: list[Callable[..., Any]] = [
+    *(given_to_natives, broken_in_a_loop, grown_dictionary, failing_beside_open),
+    *(grown_while_looped_over, exchanged_while_looped_over, emptied_while_looped_over),
+    generators_among_open_numbers,
+]

@@ -75,6 +75,7 @@ SPLIT += ("checks_that_raise", "checks_on_sides_of_branches", "generators_that_c
 SPLIT += ("arrays_that_are_not_compared", "numbers_of_numpy_that_torch_takes_for_floats")
 SPLIT += (
     "wrapped_sets_of_modules_and_of_what_is_equal",
+    "weak_references_after_changes",
     "watched_while_a_call_is_native",
     "watched_operators_of_the_program",
     "watched_branches",

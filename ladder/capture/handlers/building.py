@@ -168,7 +168,18 @@ def _extend(vm: Interpreter, target: Any, method: Any, value: Any) -> None:
         raise CaptureError("extended by an unknown iterable")
     admit_iterable(vm, value)
     taken_once = method is set.update and type(value) in natives.ITERATORS  # keys are looked at first
-    items = drained(vm, iterate(vm, value)) if taken_once or is_hidden(vm, value) else value
+    if not taken_once and not is_hidden(vm, value):
+        _extend_by_items(vm, target, method, value)
+        return
+    items = drained(vm, iterate(vm, value))
+    try:
+        _extend_by_items(vm, target, method, items)
+    except CaptureError as error:  # they cannot be taken again
+        hide(vm, target, getattr(error, "origin", None))
+        method(target, vm.plain(items))
+
+
+def _extend_by_items(vm: Interpreter, target: Any, method: Any, items: Any) -> None:
     if move_into(vm, target, method, items):
         return
     items = vm.plain(items)

@@ -33,6 +33,8 @@ def made_of_parts(value: Any, reference: Texts, constant: Texts) -> str:
     if kind is slice:
         return f"slice({', '.join(map(reference, parts(value)))})"
     if kind is Walk:
+        if not value.stands_alike():
+            raise CaptureError("a container that was changed while it is looped over")
         return f"{constant(standing)}({reference(value.source)}, {value.view!r}, {value.at})"
     if kind is types.MethodType:
         return f"{constant(types.MethodType)}({reference(value.__func__)}, {reference(value.__self__)})"

@@ -150,6 +150,8 @@ class Interpreter:
         if type(value) is Walk:
             if self.recording:
                 self.heap.touch(value.source, 1)
+            if type(value.source) in (list, dict):
+                return value.native
             return standing(self.plain(value.source), value.view, value.at)
         if type(value) is tuple and any(map(_holds_dynamic, value)):
             return tuple(map(self.plain, value))

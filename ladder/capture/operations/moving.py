@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 from collections.abc import Callable
@@ -249,8 +248,7 @@ def built(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _source_items(vm: Interpreter, source: Any) -> Any:
     if type(source) is Walk:
-        rest = copy.copy(source)
-        return [*iter(lambda: step(vm, rest, NULL), NULL)]
+        return source.rest(vm.heap.items(source.source), NULL)
     return open_items(vm, source) if type(source) in _SOURCES else None
 
 

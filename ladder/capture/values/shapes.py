@@ -10,6 +10,7 @@ of the guard. Anything that does not go through fixes the extents after all: not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import cache
 from typing import Any
 
@@ -51,27 +52,44 @@ class Growing:
 
 
 class Walk:
-    """The iterator of a loop over a list or tuple, or a view of a dictionary, which only the loop sees."""
+    """The iterator of a loop over a list or tuple, or a view of a dictionary, which only the loop sees.
 
-    __slots__ = ("at", "keys", "source", "view")
+    native: The iterator as the interpreter has it, which tells when there are no more items.
+    """
+
+    __slots__ = ("at", "names", "native", "source", "view")
 
     def __init__(self, source: Any, view: str = "") -> None:
         self.source = source
         self.view = view
         self.at = 0
-        self.keys = list(source) if view else []
+        self.native = iter(getattr(source, view)() if view else source)
+        self.names = iter(source)
 
     def step(self, items: Any, stop: Any) -> Any:
         """Return what comes next of `items`, which `source` holds now, or `stop`."""
-        if self.view and len(items) != len(self.keys):
-            raise RuntimeError("dictionary changed size during iteration")
-        if self.at >= len(items):
+        if next(self.native, stop) is stop:
             return stop
         self.at += 1
         if not self.view:
             return items[self.at - 1]
-        key = self.keys[self.at - 1]
+        key = next(self.names)
         return {"keys": key, "values": items[key], "items": (key, items[key])}[self.view]
+
+    def rest(self, items: Any, stop: Any) -> list[Any]:
+        """Return all that is to come, and take nothing of it."""
+        ahead = copy(self)
+        ahead.native, ahead.names = copy(self.native), copy(self.names)
+        return [*iter(lambda: ahead.step(items, stop), stop)]
+
+    def stands_alike(self) -> bool:
+        """Say whether `standing` gives an iterator that goes on as this one."""
+        if not self.view:
+            return self.at <= len(self.source)
+        try:
+            return [*copy(self.names)] == [*self.source][self.at :]
+        except RuntimeError:  # there are more keys now, or fewer
+            return False
 
 
 def standing(source: Any, view: str, at: int) -> Any:
