@@ -199,9 +199,9 @@ def in_order(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what a mask that chooses adds to scores; torch would fill two tensors of all scores for it."""
+    """Return what a mask that chooses adds to scores, its logarithm; torch would fill two tensors for it."""
     once = mask[tuple(slice(None) if step else slice(1) for step in mask.stride())]
-    return torch.where(once, 0.0, -math.inf).to(dtype).expand(mask.shape)
+    return once.to(dtype).log_().expand(mask.shape)
 
 
 def _attend_by_four(
