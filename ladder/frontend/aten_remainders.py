@@ -11,8 +11,15 @@ from ladder.frontend.importer import Importer, held
 NARROW = ("float32", "float16", "bfloat16")
 """Floats that are divided as float32."""
 
-MOST = 1 << 7
-"""Divisors below it are those of all types of integers."""
+MOST = {
+    "int64": 1 << 63,
+    "int32": 1 << 31,
+    "int16": 1 << 15,
+    "uint16": 1 << 16,
+    "int8": 1 << 7,
+    "uint8": 1 << 8,
+}
+"""Type of integers -> numbers below it are its own."""
 
 
 def floored(im: Importer, out: str, a: Any, b: Any) -> Any:
@@ -81,7 +88,7 @@ def _turns(im: Importer, rest: str, b: str) -> str:
 def _divides(im: Importer, out: str, a: Any, b: Any) -> bool:
     """Tell whether b is a whole number above 0, by which integers are divided."""
     whole = out in INTEGERS and im.is_value(a) and im.ttype(a) == out
-    return whole and isinstance(b, int) and 0 < b < MOST
+    return whole and isinstance(b, int) and 0 < b < MOST[out]
 
 
 def _parts(im: Importer, a: str, b: int) -> tuple[str, str]:

@@ -124,12 +124,27 @@ def _power(im: Importer, out: str, base: Any, exponent: Any) -> Any:
     exponent = held(exponent, out) if out in HALVES else exponent
     if exponent == 0.75:
         return im.cast(_three_quarters(im, im.operand(base, wide_of(out)), wide_of(out)), out)
-    known = {2: ("square",), 0.5: ("sqrt",), -0.5: ("rsqrt",), 3: ("square",)}.get(exponent)
-    if known is None:
-        return im.floats("pow", [base, exponent], out)
-    value = im.apply(known[0], [base], wide_of(out))
-    value = im.apply("mul", [value, base], wide_of(out)) if exponent == 3 else value
-    return im.cast(value, out)
+    root = {0.5: "sqrt", -0.5: "rsqrt"}.get(exponent)
+    if root is not None:
+        return im.cast(im.apply(root, [base], wide_of(out)), out)
+    if exponent in PRODUCTS:
+        return im.cast(_product(im, im.operand(base, wide_of(out)), int(exponent), wide_of(out)), out)
+    return im.floats("pow", [base, exponent], out)
+
+
+PRODUCTS = (*range(2, 9), -1, -2)
+"""Exponents of powers that are products, or quotients of 1 by one, which torch takes too."""
+
+
+def _product(im: Importer, x: str, exponent: int, wide: str) -> str:
+    """Return a power by squares and products of them."""
+    left, power, found = abs(exponent), x, ""
+    while left:
+        if left % 2:
+            found = im.g.add("mul", power, found) if found else power
+        left //= 2
+        power = im.g.add("square", power) if left else power
+    return found if exponent > 0 else im.g.add("div", im.number(1.0, wide), found)
 
 
 def _three_quarters(im: Importer, x: str, wide: str) -> str:

@@ -365,7 +365,12 @@ def held_columns(graph: Graph, rows: int) -> int | None:
 
 
 def _joins_known(graph: Graph, node: Node) -> bool:
-    """Tell whether a node joins numbers of each row, no more than a warp has lanes, or a few known pieces."""
+    """Tell whether a node joins numbers of each row, no more than a warp has lanes, or a few known pieces.
+
+    Of pads, whether they fill up the last of equal parts.
+    """
+    if node.operator == "pad":
+        return any(reader.operator == "reshape" and node.name in reader.inputs for reader in graph.nodes)
     if node.operator != "concat":
         return False
     axis = node_attributes(node)["axis"] % len(node.tile.shape)

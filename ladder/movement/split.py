@@ -23,6 +23,7 @@ from ladder.ir.ops import get_operator
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import HELD, MOST_ROW_THREADS
 from ladder.movement.model import Machine, predicted
+from ladder.movement.split_places import places_in_parts, places_of_maxima
 from ladder.movement.split_softmax import Sum, in_equal_parts, in_parts, of_parts, sums_of_exponentials
 from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
 from ladder.partition.partition import readers
@@ -53,6 +54,7 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
         return graph
     machine = machine_of(device)
     graph = in_parts(graph, _of_exponentials(graph, machine))
+    graph = places_in_parts(graph, _of_places(graph, machine))
     users = readers(graph)
     long = [node for node in graph.nodes if _is_long(graph, node)]
     parts = {node.name: _parts(graph, node, users, machine) for node in long}
@@ -79,7 +81,7 @@ def _again(builder: GraphBuilder, value: str, made: dict[str, str]) -> str:
     """
     node, shape = builder.node(value), builder.tile(value).shape
     shown = node.operator in ("reshape", "slice")
-    if not shown and (not get_operator(node.operator).elementwise or draws(node)):
+    if not shown and (not _by_element(node) or draws(node)):
         return value
     if value not in made:
         inputs = [
@@ -89,10 +91,14 @@ def _again(builder: GraphBuilder, value: str, made: dict[str, str]) -> str:
     return made[value]
 
 
+def _by_element(node: Node) -> bool:
+    return get_operator(node.operator).elementwise or node.operator == "convert"
+
+
 def _is_shared(graph: Graph, value: str, users: Mapping[str, list[Node | None]]) -> bool:
     """Tell whether others read a value too, or what it is computed of element by element."""
     node = graph.producer(value)
-    computed = get_operator(node.operator).elementwise or node.operator == "reshape"
+    computed = _by_element(node) or node.operator in ("reshape", "slice")
     return computed and (len(users[value]) > 1 or any(_is_shared(graph, v, users) for v in node.inputs))
 
 
@@ -106,6 +112,19 @@ def _of_exponentials(graph: Graph, machine: Machine) -> dict[str, int]:
         if count == 1 and columns * _read_bits(graph, one.read) > HELD_BITS:
             counts = {_even(columns, ceil(columns / length)) for length in HELD_PARTS}
             count = min(counts, key=lambda count: _seconds(_of_parts(graph, one, count), machine))
+        found[one.node.name] = count
+    return found
+
+
+def _of_places(graph: Graph, machine: Machine) -> dict[str, int]:
+    """Return places of maxima -> parts of their rows, which are few, or longer than a block holds."""
+    found, users = dict[str, int](), readers(graph)
+    for one in places_of_maxima(graph):
+        if not _is_long(graph, one.maximum):
+            continue
+        count, columns = _parts(graph, one.maximum, users, machine), int(graph.tile(one.read).shape[-1])
+        if count == 1 and columns * _read_bits(graph, one.read) > HELD_BITS:
+            count = _even(columns, ceil(columns / HELD_PARTS[0]))
         found[one.node.name] = count
     return found
 
@@ -173,7 +192,8 @@ def _parts(
     again, last = _is_read_again(node, int(product(shape)) // SPLIT_RATIO, users), axis == len(shape) - 1
     again = again or _is_of_normalized(graph, node)
     held = last and shape[axis] * _read_bits(graph, node.inputs[0]) <= HELD_BITS and shape not in beside
-    few = blocks < machine.units and is_large(int(product(shape)), blocks)
+    work = int(product(shape)) * (2 if again and not held else 1)  # what no block holds is read twice
+    few = blocks < machine.units and is_large(work, blocks)
     if not few or (again and held):
         return 1
     wanted = ceil(machine.units / max(1, blocks))
@@ -202,7 +222,7 @@ def _read_bits(graph: Graph, value: str) -> int:
         if below.name in seen or product(below.tile.shape) != count:
             continue
         seen.add(below.name)
-        passed = get_operator(below.operator).elementwise or below.operator in ("convert", "reshape")
+        passed = _by_element(below) or below.operator == "reshape"
         ahead += below.inputs if passed else ()
         bits += 0 if passed else below.tile.ttype.elem_bits
     return bits

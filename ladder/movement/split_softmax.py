@@ -50,7 +50,7 @@ def sums_of_exponentials(graph: Graph) -> list[Sum]:
 
 def _sum(graph: Graph, node: Node) -> Sum | None:
     power = graph.producer(node.inputs[0])
-    if power.operator not in EXPONENTIALS or not _is_along_last(graph, node):
+    if power.operator not in EXPONENTIALS or not is_along_last(graph, node):
         return None
     below = graph.producer(power.inputs[0])
     if below.operator != "sub":
@@ -65,7 +65,8 @@ def _sum(graph: Graph, node: Node) -> Sum | None:
     return None if maximum is None else Sum(node, power, read, less, maximum)
 
 
-def _is_along_last(graph: Graph, node: Node) -> bool:
+def is_along_last(graph: Graph, node: Node) -> bool:
+    """Tell whether a reduction runs along the last axis of what it reads."""
     rank = len(graph.tile(node.inputs[0]).shape)
     axis: int = node_attributes(node)["axis"] % rank
     return axis == rank - 1
@@ -76,7 +77,7 @@ def _maximum_of(graph: Graph, less: str, read: str) -> Node | None:
     ahead, seen = [less], set[str]()
     while ahead:
         node = graph.producer(ahead.pop())
-        if node.operator == "reduce_max" and node.inputs[0] == read and _is_along_last(graph, node):
+        if node.operator == "reduce_max" and node.inputs[0] == read and is_along_last(graph, node):
             return node
         passed = get_operator(node.operator).elementwise or node.operator in ("reshape", "broadcast")
         if passed and node.name not in seen:
@@ -113,13 +114,13 @@ def in_parts(graph: Graph, counts: Mapping[str, int]) -> Graph:
         if node.name in of_maxima:
             one = of_maxima[node.name]
             found = parts[one.node.name] = of_parts(builder, one, inputs[0], counts[one.node.name])
-            return _over_parts(builder, node, found.maxima)
+            return over_parts(builder, node, found.maxima)
         if node.name in of_sums:
             one, found = of_sums[node.name], parts[node.name]
             less = names[one.less]
             less = builder.add("reshape", less, shape=(*builder.tile(less).shape, 1))
             share = builder.add(one.power.operator, builder.add("sub", found.finite, less))
-            return _over_parts(builder, node, builder.add("mul", found.sums, share))
+            return over_parts(builder, node, builder.add("mul", found.sums, share))
         return None
 
     def noted(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
@@ -156,7 +157,7 @@ def in_equal_parts(builder: GraphBuilder, value: str, axis: int, count: int, fil
     return builder.add("reshape", value, shape=(*shape[:axis], count, length, *shape[axis + 1 :]))
 
 
-def _over_parts(builder: GraphBuilder, node: Node, value: str) -> str:
+def over_parts(builder: GraphBuilder, node: Node, value: str) -> str:
     """Reduce what parts have as a node reduced the row."""
     shape = builder.tile(value).shape
     found = builder.add("reshape", value, shape=shape[:-1])

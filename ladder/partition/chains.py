@@ -43,7 +43,7 @@ MOST_JOINED = 32
 MANY_SUMMED = 1 << 12
 """Elements from which on reductions are stored before what is computed of them is reduced on GPUs."""
 
-LONG_BLOCK = 1 << 16
+LONG_BLOCK = 1 << 15
 """Elements of a block for which another launch costs less."""
 
 LONG_ROW = 8192

@@ -9,7 +9,7 @@ from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
 from ladder.ir.ops import get_operator
-from ladder.partition.rows import REDUCTIONS
+from ladder.partition.rows import REDUCTIONS, column_axes
 from tile_types.tile import Extent
 
 LONG_ON_CPUS = ("sin", "cos", "log", "log2", "log10", "exp2", "pow")
@@ -61,7 +61,7 @@ def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
         own = 2 * len(node.inputs) if node.operator == "concat" else WORK.get(node.operator, 1)
         counted = get_operator(node.operator).elementwise or node.operator == "concat"
         work |= dict.fromkeys(node.values, min(MOST_WORK, below + (own if counted else 0)))
-    of_rows = _of_rows(graph, outputs)
+    of_rows = _of_rows(graph, outputs) | _of_columns(graph, outputs)
     shared, apart = dict[str, int](), dict[str, int]()
     """Value -> elements that are read of it by readers that share them, and by others."""
     for node in reversed(graph.nodes):
@@ -95,6 +95,18 @@ def _of_rows(graph: Graph, outputs: Sequence[str]) -> set[str]:
             if not (shown and alike and node.name in found):
                 others.add(value)
     return found
+
+
+def _of_columns(graph: Graph, outputs: Sequence[str]) -> set[str]:
+    """Return the values that are computed of reductions of columns: once for all positions of a lane."""
+    found = set[str]()
+    for node in graph.nodes:
+        if node.operator in REDUCTIONS or found.intersection(node.inputs):
+            found.update(node.values)
+    reduced = [node for node in graph.nodes if node.operator in REDUCTIONS]
+    last = (node_attributes(n)["axis"] % len(graph.tile(n.inputs[0]).shape) + 1 for n in reduced)
+    before = all(at < len(graph.tile(n.inputs[0]).shape) for n, at in zip(reduced, last, strict=True))
+    return found if found and before and column_axes(graph, outputs) is not None else set()
 
 
 def _elements(graph: Graph, outputs: Sequence[str]) -> int:

@@ -31,6 +31,7 @@ from ladder.rewrite.partial_results import computed_in_part
 from ladder.rewrite.passes import Pass, rewriting, run_passes
 from ladder.rewrite.rules import Rules
 from ladder.rewrite.short_reductions import written_out
+from ladder.rewrite.slices_of_rows import reduced_in_slices
 from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER, as_given
 from schedules.attention import has_kernels, is_nvidia
 from targets import TileDevice
@@ -73,6 +74,7 @@ TURNING = rewriting("attention writes a token's heads side by side", TURNED)
 
 ROWS = (
     Pass("compute parts of results", computed_in_part),
+    Pass("reduce slices alone", reduced_in_slices),
     Pass("write short reductions out", written_out),
     rewriting("functions of rows", ROW_SINKING + LAYOUT_FOLDING),
     Pass("merge equal nodes of other axes", merge_reshaped),

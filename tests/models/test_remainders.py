@@ -81,3 +81,32 @@ def test_hues_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     (got,) = on_gpu(hues, [x], monkeypatch)
     torch.testing.assert_close(got.float(), hues(x), rtol=1e-5, atol=1e-6)
+
+
+def hashed(x: torch.Tensor) -> torch.Tensor:
+    most = torch.iinfo(x.dtype).max
+    return torch.stack([x % (most - 3), x // (most // 2), x % most, x * 97 % 101])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+def test_integers_are_divided_by_any_number_of_their_type(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = torch.iinfo(dtype)
+    x = torch.tensor([limits.min, limits.min + 1, -1, 0, 1, 7, 100, limits.max - 1, limits.max], dtype=dtype)
+    (got,) = on_gpu(hashed, [x], monkeypatch)
+    assert torch.equal(got, hashed(x).double())
+
+
+def powers(x: torch.Tensor) -> torch.Tensor:
+    return torch.stack([x**n for n in (2, 3, 4, 5, 6, 7, 8, -1, -2)])
+
+
+def test_whole_powers_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.tensor([*SPECIAL, 1.1, -0.7])
+    got = on_gpu(powers, [x], monkeypatch)[0].float()
+    want = powers(x.double()).float()
+    assert torch.equal(got.isnan(), want.isnan())
+    numbers = ~want.isnan() & (want.abs() >= 2.0**-126)
+    assert torch.equal(got.signbit()[numbers], want.signbit()[numbers])
+    torch.testing.assert_close(got[numbers], want[numbers], rtol=1e-6, atol=0.0)

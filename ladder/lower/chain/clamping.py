@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.lower import Expr
 from ladder.lower.chain.indices import Index, variables_of
 from ladder.partition.rows import REDUCTIONS, operand_index
+
+LARGEST = {"fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
+"""Float of 8 bits -> its largest number."""
 
 
 def clamped_axes(graph: Graph, unguarded: Collection[str]) -> Mapping[str, frozenset[int]]:
@@ -65,3 +69,16 @@ def is_read_under(index: Index, conditions: Sequence[Expr]) -> bool:
 def every_axis(graph: Graph) -> Mapping[str, frozenset[int]]:
     """Return all axes of all values: for kernels without loads under conditions."""
     return {value: frozenset(range(len(graph.tile(value).shape))) for n in graph.nodes for value in n.values}
+
+
+def is_within(graph: Graph, node: Node) -> bool:
+    """Tell whether what a node converts is brought between numbers that its type has, on both sides."""
+    most, bounds = LARGEST.get(node.tile.ttype.name, 0.0), set[str]()
+    below = graph.producer(node.inputs[0])
+    while below.operator in ("minimum", "maximum") and below.operator not in bounds:
+        numbers = [value for value in below.inputs if graph.producer(value).operator == "constant"]
+        if not any(abs(node_attributes(graph.producer(value))["value"]) <= most for value in numbers):
+            return False
+        bounds.add(below.operator)
+        below = graph.producer(next((value for value in below.inputs if value not in numbers), numbers[0]))
+    return len(bounds) == 2

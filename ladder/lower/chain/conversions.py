@@ -47,6 +47,7 @@ def converted(
     named: Callable[[Expr], Expr],
     rounded: Callable[[Expr, str], Expr] | None,
     encode: Callable[[Expr, str], Expr],
+    decode: Callable[[Expr, str], Expr],
 ) -> Expr:
     """Return an element of type ``read`` as one of type ``kind``, both in the types they are computed in.
 
@@ -54,11 +55,11 @@ def converted(
 
     named: Puts what is used several times into a register.
     rounded: Rounds to a 16-bit type what is to be exact; None: it is rounded where it is stored.
-    encode: As `encoded`.
+    encode, decode: As `encoded` and `decoded`.
     """
     wanted = computed_type(kind)
     if read in FORMATS and read != kind:
-        source = decoded(named(source), read)
+        source = decode(named(source), read)
     if kind in FORMATS and read != kind:
         wide = source if str(source.ty.dtype) == "float32" else T.Cast("float32", source)
         return encode(named(wide), kind)
@@ -73,8 +74,11 @@ def round_through(value: Expr, kind: str) -> Expr:
     return T.Cast("float32", opaque(T.Cast(kind, value)))
 
 
-def encoded(value: Expr, name: str) -> Expr:
-    """Return the code of a float32, an int32: rounded to nearest even; beyond the largest infinity or NaN."""
+def encoded(value: Expr, name: str, within: bool = False) -> Expr:
+    """Return the code of a float32, an int32: rounded to nearest even; beyond the largest infinity or NaN.
+
+    within: Whether it is known to be NaN or no larger than the largest number of the type.
+    """
     form = FORMATS[name]
     dropped = MANTISSA - form.mantissa
     bits = reinterpreted("uint32", value)

@@ -15,7 +15,7 @@ from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.indices import Index
 from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, by_inverse, by_near_inverse, largest, rounded_pair
 from ladder.lower.cuda.launch import Overlap
-from ladder.lower.gpu.emission import TirMachine, helper
+from ladder.lower.gpu.emission import TirMachine, helper, widened_pair
 from targets import TileDevice
 
 ACCESS = {4: ".v4", 2: ".v2", 1: ""}
@@ -112,13 +112,21 @@ class CudaDialect(Dialect):
     def rounded_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
         return rounded_pair(low, high, dtype)
 
-    def encoded(self, value: Expr, dtype: str) -> Expr:
+    def encoded(self, value: Expr, dtype: str, within: bool = False) -> Expr:
         """Convert; the code behind that of the largest number is what lies beyond it."""
         if "fp8" not in self.device.features:
-            return super().encoded(value, dtype)
+            return super().encoded(value, dtype, within)
         pair = self.narrow_pair(reinterpreted("uint32", value), T.uint32(0), dtype)
+        if within:
+            return T.Cast("int32", pair & T.uint32(0xFF))
         beyond = T.fabs(value) >= T.float32(FORMATS[dtype].beyond)
         return T.Cast("int32", (pair & T.uint32(0xFF)) + T.Cast("uint32", beyond))
+
+    def decoded(self, code: Expr, dtype: str) -> Expr:
+        if "fp8" not in self.device.features:
+            return super().decoded(code, dtype)
+        pair = widened_pair(dtype, T.Cast("uint32", code), 0)
+        return T.Cast("float32", T.reinterpret("float16", T.Cast("uint16", pair)))
 
     def narrow_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
         name = f"ladder_narrow_pair_{dtype}"

@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.chain.conversions import encoded, round_through
+from ladder.lower.chain.conversions import decoded, encoded, round_through
 from ladder.lower.chain.element_types import HALVES, INTEGERS16, NARROW
 from ladder.lower.chain.gathers import no_row_number
 from ladder.lower.chain.indices import Index
@@ -156,9 +156,13 @@ class Dialect(ABC):
     def narrow_pair(self, low: Expr, high: Expr, dtype: str) -> Expr:
         """Return two codes of an 8-bit float in the low half of a word, from float32 bits, rounded once."""
 
-    def encoded(self, value: Expr, dtype: str) -> Expr:
+    def encoded(self, value: Expr, dtype: str, within: bool = False) -> Expr:
         """Return the code of a float32, an int32, as `ladder.lower.chain.conversions.encoded`."""
-        return encoded(value, dtype)
+        return encoded(value, dtype, within)
+
+    def decoded(self, code: Expr, dtype: str) -> Expr:
+        """Return the float32 of a code, as `ladder.lower.chain.conversions.decoded`."""
+        return decoded(code, dtype)
 
     # ---- made of these -------------------------------------------------------------------------------
     def packed(self, found: Sequence[Expr], dtype: str) -> list[Expr]:

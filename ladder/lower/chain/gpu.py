@@ -64,6 +64,9 @@ BORDER, LEAST_BESIDE = 8, 32
 SHORT_ROW = 256
 """Bytes of a row at most whose borders are decided for each element, rather than being pieces themselves."""
 
+LONG_ROW = 512
+"""Elements from which on few vectors lie across the ends of rows."""
+
 MOST_OF_TURNS = 8
 """Elements of a vector up to which a thread reads several before it stores one."""
 
@@ -198,6 +201,8 @@ class VectorLoops:
         threads, turns = self.nest.mapping.threads, max(1, self.nest.mapping.num)
         if any(piece.width > MOST_OF_TURNS for _, pieces in groups for piece in pieces):
             turns = 1
+        if any(self.may_cross_rows(piece) for _, pieces in groups for piece in pieces):
+            threads, turns = threads * turns, 1
         if isinstance(most, int) and self.are_narrow([p for _, pieces in groups for p in pieces], most):
             turns = max(turns, NARROW_TURNS)
         share = threads * turns
@@ -205,7 +210,8 @@ class VectorLoops:
         first = b.bind(block * share + thread)
         for count, together in groups:
             whole = isinstance(count, int) and same(count, most) and count % share == 0
-            with nullcontext() if whole or turns > 1 else b.when(first < count):
+            each = whole or (turns > 1 and same(count, most))
+            with nullcontext() if each else b.when((first if turns == 1 else block * share) < count):
                 self.flat_items(first, turns, count, whole or turns == 1, together)
             self.nest.values.forget()
             self.nest.values.cells.clear()
@@ -338,7 +344,41 @@ class VectorLoops:
             row = b.bind(self.nest.values.simplified(tirx.floordiv(item, chunks)))
             places[key] = chunk, self.outer_index(row, shape[:-merged])
         chunk, outer = places[key]
+        if self.may_cross_rows(piece):
+            self.vector_of_rows(piece, outer, start + chunk * width)
+            return
         self.nest.vector(value, outer, start + chunk * width, width)
+
+    def may_cross_rows(self, piece: Piece) -> bool:
+        """Tell whether vectors run over the ends of long rows of which each has numbers that are read."""
+        nest, columns = self.nest, self.nest.graph.tile(piece.value).shape[-1:]
+        long = all(isinstance(e, int) and e >= LONG_ROW and e % piece.width for e in columns)
+        several = piece.merged > 1 < piece.width and long and not nest.reductions()
+        return several and not nest.lie_together([piece.value], piece.merged)
+
+    def vector_of_rows(self, piece: Piece, outer: Index, flat: Expr) -> None:
+        """Emit a vector that is of one row, but for few: these take elements one by one, of any row."""
+        nest, (value, merged, width, _, _) = self.nest, piece
+        extents = nest.shape(value)[-merged:]
+        row = b.bind(tirx.floordiv(flat, extents[-1]))
+        column = flat - row * extents[-1]
+        words, later, nest.later = nest.vectors.words, nest.later, None
+
+        def within() -> None:
+            nest.vectors.words = {}
+            nest.vector(value, (*outer, *nest.unravelled(row, extents[:-1])), column, width)
+
+        def across() -> None:
+            nest.vectors.words = {}
+            with nest.loop(width) as lane:
+                nest.vector(value, outer, flat + lane, 1)
+
+        for holds, emit in ((True, within), (False, across)):
+            nest.values.forget()
+            with b.when((column + width <= extents[-1]) if holds else (column + width > extents[-1])):
+                emit()
+        nest.values.forget()
+        nest.vectors.words, nest.later = words, later
 
     def outer_index(self, row: Expr, extents: Sequence[Expr]) -> Index:
         """Return a row's position along each axis, as the mapping orders rows."""

@@ -70,6 +70,9 @@ LINE, MOST_PREFETCHED_BYTES = 128, 16 << 10
 WORK_APART = 8
 """Operators of some operands of a join alone from which on a vector takes the branch of one."""
 
+READ_AT_ONCE = 8
+"""Elements of a row that a lane reads before it needs one, where rows are read again for each use."""
+
 LEAST_SHARING = 4
 """Elements that share a divisor from which on its reciprocal serves."""
 
@@ -119,15 +122,16 @@ class GpuNest(Nest):
             **{f"%{name}": numbered for name in divisions_by_numbers(graph)},
         }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
-        self.values.encoded, self.values.row_number = dialect.encoded, dialect.row_number
+        self.values.encoded, self.values.decoded = dialect.encoded, dialect.decoded
+        self.values.row_number = dialect.row_number
         self.shifts = any(node.operator in ("slice", "map") for node in graph.nodes) and not self.reductions()
         self.alone, self.works_together = False, computed_apart(graph) < WORK_APART
         widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
         self.window_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
         """Neighbouring elements of the results of windows that a thread has."""
-        tiles = {node.name: node.tile for node in graph.inputs}
-        self.values.zeroed = {n for n, t in tiles.items() if BYTES.get(stored_type(t.ttype.name)) in (2, 4)}
-        self.values.clamped = clamped_axes(graph, tiles.keys() - self.values.zeroed)
+        sizes = {node.name: BYTES.get(stored_type(node.tile.ttype.name)) for node in graph.inputs}
+        self.values.zeroed = {name for name, size in sizes.items() if size in (2, 4)}
+        self.values.clamped = clamped_axes(graph, sizes.keys() - self.values.zeroed)
         for node in graph.nodes:  # as their inputs, from other places
             if node.operator in ("reshape", "transpose") and node.inputs[0] in self.values.zeroed:
                 self.values.zeroed.add(node.name)
@@ -295,8 +299,8 @@ class GpuNest(Nest):
         self.vectors.lane, self.vectors.width = 0, 1
         return found
 
-    def round_lanes(self, items: Expr, body: Callable[[Expr, Expr | None], None]) -> None:
-        """Emit ``body(item, valid)`` for every item, lane by lane in turns.
+    def round_lanes(self, items: Expr, width: int, body: Callable[[Expr, Expr | None], None]) -> None:
+        """Emit ``body(item, valid)`` for every item, vectors of ``width`` elements, lane by lane in turns.
 
         Rows in registers take their turns unrolled: beyond the last item a lane has it again, and is not
         valid. Others take them in a loop.
@@ -306,13 +310,33 @@ class GpuNest(Nest):
             for number, valid in self.unrolled(items):
                 body(number, valid)
             return
-        turns = self.values.simplified(tirx.floordiv(items + self.lanes - 1, self.lanes))
+        first = self.whole_turns(items, width, body) if isinstance(items, int) else 0
+        turns = self.values.simplified(tirx.floordiv(items - first + self.lanes - 1, self.lanes))
         with b.loop(turns) as turn:
-            number = b.bind(turn * self.lanes + self.lane)
+            number = b.bind(turn * self.lanes + self.lane + first)
             self.within(number, items)
             with b.when(number < items):
                 body(number, None)
                 self.values.forget()
+
+    def whole_turns(self, items: int, width: int, body: Callable[[Expr, Expr | None], None]) -> int:
+        """Emit turns in which each lane has items, several read at once; return how many items they are."""
+        together = READ_AT_ONCE // width
+        share = together * self.lanes
+        if items < share or together == 1:
+            return 0
+        with b.loop(items // share) as turn:
+            self.later = []
+            for at in range(together):
+                number = b.bind(turn * share + at * self.lanes + self.lane)
+                self.within(number, items)
+                body(number, None)
+            for valid, store in self.later:
+                with self.where(valid):
+                    store()
+            self.later = None
+            self.values.forget()
+        return items // share * share
 
     def unrolled(self, items: Expr) -> list[tuple[Expr, Expr | None]]:
         """Return (item, whether it is valid) of each turn; the same expressions each time."""
@@ -345,6 +369,7 @@ class GpuNest(Nest):
             self.values.forget()
             self.round_lanes(
                 tirx.floordiv(it.extent, width),
+                width,
                 lambda number, valid: self.accumulate(it, total, number * width, width),
             )
             self.values.forget()

@@ -122,7 +122,7 @@ class RowLoops:
                 self.nest.vectors.words.clear()
             self.nest.alone = False
 
-        self.nest.round_lanes(self.items(value, start, stop, width), item)
+        self.nest.round_lanes(self.items(value, start, stop, width), width, item)
 
     def items(self, value: str, start: Expr, stop: Expr, width: int) -> Expr:
         """Return the vectors of a piece of the columns."""

@@ -24,8 +24,8 @@ from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
 from ladder.lower.chain import gathers
-from ladder.lower.chain.clamping import every_axis, is_read_under, spread_values
-from ladder.lower.chain.conversions import converted, encoded, round_through
+from ladder.lower.chain.clamping import every_axis, is_read_under, is_within, spread_values
+from ladder.lower.chain.conversions import converted, decoded, encoded, round_through
 from ladder.lower.chain.element_types import computed_type
 from ladder.lower.chain.indices import Index, Indices, is_long, is_same
 from ladder.partition.rows import REDUCTIONS, SCANS, reshape_groups
@@ -53,8 +53,9 @@ class Values(Indices):
     """Operators, and nodes by ``%name``, that are computed otherwise than the operator table says."""
     rounded: Callable[[Expr, str], Expr] = field(default=lambda value, kind: round_through(value, kind))
     """Rounds a float32 to a 16-bit type, and returns it as one."""
-    encoded: Callable[[Expr, str], Expr] = field(default=encoded)
+    encoded: Callable[..., Expr] = field(default=encoded)
     """Returns the code of a float32 in a float of 8 bits."""
+    decoded: Callable[[Expr, str], Expr] = field(default=decoded)
     row_number: Callable[[Expr, Expr, bool], Expr] = field(default=gathers.no_row_number)
     """Returns what data says is a row of so many; negative numbers may count from the end."""
 
@@ -253,7 +254,8 @@ def _convert(values: Values, node: Node, index: Index, attributes: Mapping[str, 
     found = _moved(values, node, index, attributes)
     if values.looking:
         return tirx.const(1, computed_type(kind))
-    return converted(found, read, kind, values.named, rounded, values.encoded)
+    encode = partial(values.encoded, within=True) if is_within(values.graph, node) else values.encoded
+    return converted(found, read, kind, values.named, rounded, encode, values.decoded)
 
 
 def _encoded(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
@@ -281,7 +283,9 @@ def _size(values: Values, node: Node, index: Index, attributes: Mapping[str, Any
 def _iota(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
     position = index[attributes["axis"]] * attributes["step"] + values.extent(attributes["begin"])
     dtype = computed_type(node.tile.ttype.name)
-    return tirx.const(position, dtype) if isinstance(position, int) else T.Cast(dtype, position)
+    if isinstance(position, int):
+        return tirx.const(position, dtype)
+    return T.Cast(dtype, opaque(position) if dtype == "int64" else position)  # it is worked out in 32 bits
 
 
 def _moved(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:

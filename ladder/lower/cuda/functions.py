@@ -250,6 +250,7 @@ FUNCTIONS: Mapping[str, Callable[..., Expr]] = {
     "mul": product,
     "square": partial(scalars.square, product=product),
     "erf": T.erf,
+    "rsqrt": T.rsqrt,
     "maximum": _of_singles("maximum", scalars.maximum),
     "minimum": _of_singles("minimum", scalars.minimum),
     "logaddexp": _log_of_sum,

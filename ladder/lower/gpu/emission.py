@@ -52,6 +52,17 @@ def helper(name: str, instruction: str, operands: int, kind: str = "r") -> str:
     )
 
 
+WIDENINGS = {"fp8_e4m3": "cvt.rn.f16x2.e4m3x2", "fp8_e5m2": "cvt.rn.f16x2.e5m2x2"}
+"""Two 8-bit floats to float16, exactly (PTX ISA, cvt)."""
+
+
+def widened_pair(dtype: str, word: Expr, half: int) -> Expr:
+    """Return the two 8-bit floats of a half of a word as float16, in one word."""
+    name = f"ladder_widen_{dtype}_{half}"
+    text = f"{{.reg .b16 l, h; mov.b32 {{l, h}}, %1; {WIDENINGS[dtype]} %0, {'lh'[half]};}}"
+    return b.call_inline(name, helper(name, text, 1), "uint32", word)
+
+
 LOOK_UP_AT = """
 static __device__ __forceinline__ unsigned int ladder_look_up_at(unsigned int address) {
   return *reinterpret_cast<const unsigned int*>(__cvta_shared_to_generic(address));

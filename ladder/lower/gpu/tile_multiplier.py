@@ -21,7 +21,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.decode import Decoder, GroupValues
-from ladder.lower.gpu.emission import SharedTable, helper
+from ladder.lower.gpu.emission import WIDENINGS, SharedTable, helper, widened_pair
 from ladder.lower.gpu.groups import GroupRegisters
 from ladder.lower.gpu.instructions import MatrixStep
 from schedules.codes import EMULATED
@@ -170,9 +170,6 @@ class TileMultiplier:
 WIDTHS = (1, 2, 4)
 """Bits of codes whose words hold registers of both cores in places that differ by a permutation of K."""
 
-WIDENINGS = {"fp8_e4m3": "cvt.rn.f16x2.e4m3x2", "fp8_e5m2": "cvt.rn.f16x2.e5m2x2"}
-"""Two 8-bit floats to float16, exactly (PTX ISA, cvt)."""
-
 EVEN_THEN_ODD = 0x3120
 """`prmt` selector: bytes 0 and 2 in the low half, 1 and 3 in the high half."""
 
@@ -231,10 +228,8 @@ def widen(activation: str, word: Expr, out: Any, at: int) -> None:
     prmt = helper("ladder_prmt", "prmt.b32 %0, %1, %2, %3;", 3)
     order = T.uint32(EVEN_THEN_ODD)
     pairs = b.bind(b.call_inline("ladder_prmt", prmt, "uint32", word, word, order))
-    for half, source in enumerate("lh"):
-        name = f"ladder_widen_{activation}_{half}"
-        text = f"{{.reg .b16 l, h; mov.b32 {{l, h}}, %1; {WIDENINGS[activation]} %0, {source};}}"
-        b.store(out, b.call_inline(name, helper(name, text, 1), "uint32", pairs), at + half)
+    for half in range(2):
+        b.store(out, widened_pair(activation, pairs, half), at + half)
 
 
 class WideningMultiplier(TileMultiplier):
