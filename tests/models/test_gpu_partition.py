@@ -327,7 +327,7 @@ def test_places_of_extremes_of_rounded_products_take_no_kernel_to_round() -> Non
         return (h @ w).view(1, 1, -1)[:, -1:].argmax(-1)
 
     parts = planned(chosen, torch.randn(1, 8).half(), torch.randn(8, 128256).half())
-    assert [part.kind for part in parts].count("chain") == 3, [part.operators for part in parts]
+    assert [part.kind for part in parts].count("chain") == 2, [part.operators for part in parts]
 
 
 def test_bytes_are_turned_through_shared_memory() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from test_gpu_partition import DEVICE, on_gpu, planned, run  # noqa: F401
 
 from ladder.ir import Graph, GraphBuilder, evaluate
@@ -175,3 +176,37 @@ def test_places_of_maxima_are_found_with_them(rows: int, columns: int) -> None:
         place, most = found["i"], found["f"]
         np.testing.assert_array_equal(place, best(given)[0].numpy())
         np.testing.assert_array_equal(most, best(given)[1].numpy())
+
+
+def ring(x: torch.Tensor) -> torch.Tensor:
+    return x + 0.1 * (x.roll(1, 1) + x.roll(-1, 1) + x.roll(1, 2) + x.roll(-1, 2) - 4 * x)
+
+
+def edges(x: torch.Tensor) -> torch.Tensor:
+    p = F.pad(x, (1, 1, 1, 1), mode="replicate")
+    q = F.pad(x, (1, 2))
+    return (
+        (p[..., 1:-1, 2:] - p[..., 1:-1, :-2]).abs()
+        + (p[..., 2:, 1:-1] - p[..., :-2, 1:-1]).abs()
+        + q[..., 3:]
+    )
+
+
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x[:1].roll(1, 1), x[1:2].roll(-1, 2), x[2:].roll(2, 2)])
+
+
+@pytest.mark.parametrize("program", [ring, edges, shifted])
+@pytest.mark.parametrize(("columns", "kind"), [(64, torch.float32), (56, torch.float16)])
+def test_vectors_take_thin_borders_along(program: Program, columns: int, kind: torch.dtype) -> None:
+    x = torch.randn(3, 6, columns, generator=torch.Generator().manual_seed(0)).to(kind)
+    (part,) = planned(program, x)
+    text = str(emit_chain(part.graph, DEVICE, "chain", Mapping(threads=64)).script())
+    assert text.count("T.ptx.st(") == 1  # and none of pieces
+    assert '"v4"' in text
+    values = {next(iter(part.inputs)): x.numpy()}
+    run([part], values)
+    (found,) = (values[value] for value in part.outputs)
+    np.testing.assert_allclose(
+        found, program(x).numpy(), rtol=1e-3, atol=1e-2 if kind == torch.float16 else 1e-6
+    )

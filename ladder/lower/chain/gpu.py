@@ -264,6 +264,9 @@ class VectorLoops:
             return [Piece(value, merged, width, 0, columns)]
         probes = tuple(self.nest.probe(f"p{axis}", extent) for axis, extent in enumerate(shape))
         cuts = self.nest.cuts(value, probes, probes[-1], shape[-1])
+        if (wide := self.width_around_borders(value, cuts)) > 1:
+            self.nest.vectors.around_borders = True
+            return [Piece(value, 1, wide, 0, shape[-1])]
         if self.are_short_beside_borders(value, cuts):
             return [Piece(value, 1, 1, 0, shape[-1])]
         if len(cuts) == 1 or self.nest.reductions() or self.works_apart():
@@ -274,6 +277,20 @@ class VectorLoops:
             for start, stop in cuts
             for part in self.around_vectors(value, start, stop)
         ]
+
+    def width_around_borders(self, value: str, cuts: Sequence[tuple[Expr, Expr]]) -> int:
+        """Return the width of vectors that take borders of fewer elements along, one by one; 1: none do."""
+        columns = self.nest.graph.tile(value).shape[-1]
+        alone = len(cuts) < 2 or self.nest.reductions() or self.works_apart() or not self.nest.works_together
+        if alone or not all(isinstance(end, int) for piece in cuts for end in piece):
+            return 1
+        *others, longest = sorted(int(stop) - int(start) for start, stop in cuts)
+        for most in self.widths(value):
+            inside = columns % most == 0 and longest >= 2 * most
+            width = self.piece_width(value, most, columns - most) if inside else 1
+            if sum(others) < width:
+                return width
+        return 1
 
     def are_short_beside_borders(self, value: str, cuts: Sequence[tuple[Expr, Expr]]) -> bool:
         """Tell whether rows are short and end in borders, whose pieces would take longer than all rows."""

@@ -226,7 +226,8 @@ class GpuNest(Nest):
             self.store_vector(value, places)
             self.vectors.width, self.vectors.words = 1, words
 
-        if width == 1 or (self.works_together and self.decided_alike(value, places)):
+        around = self.vectors.around_borders
+        if width == 1 or (self.works_together and (around or self.decided_alike(value, places))):
             body()
             return
         self.branched(value, places[0], (), body)  # nothing is loaded while conditions are looked for

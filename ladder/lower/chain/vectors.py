@@ -78,6 +78,8 @@ class Vectors:
         self.lane = 0
         """Which of them."""
         self.words: dict[Any, Any] = {}
+        self.around_borders = False
+        """Whether some elements of vectors are at borders: the others are read as parts of vectors."""
         self.side_by_side: set[Any] = set()
         """Addresses of elements that a vector reads beside each other, in either order."""
         self.transposed: dict[Any, Shared] = {}
@@ -131,7 +133,7 @@ class Vectors:
         found = key(at - lane)
         if found not in self.words:
             follows = not lane and key(at - self.width) in self.words
-            wanted = follows or place_of(name, at) in self.side_by_side
+            wanted = follows or self.around_borders or place_of(name, at) in self.side_by_side
             if not wanted or not self.is_aligned(name, at - lane, self.width):
                 return None
             self.words[found] = self._fetched(name, _moved(index, -lane), dtype, ())
