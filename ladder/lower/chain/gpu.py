@@ -282,7 +282,8 @@ class VectorLoops:
         """Return the width of vectors that take borders of fewer elements along, one by one; 1: none do."""
         columns = self.nest.graph.tile(value).shape[-1]
         alone = len(cuts) < 2 or self.nest.reductions() or self.works_apart() or not self.nest.works_together
-        if alone or not all(isinstance(end, int) for piece in cuts for end in piece):
+        known = isinstance(columns, int) and all(isinstance(end, int) for piece in cuts for end in piece)
+        if alone or not isinstance(columns, int) or not known:
             return 1
         *others, longest = sorted(int(stop) - int(start) for start, stop in cuts)
         for most in self.widths(value):
