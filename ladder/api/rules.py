@@ -21,6 +21,7 @@ from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
 from ladder.api.linear_modules import is_linear
 from ladder.api.quantization import quantize as quantize_matrix
+from ladder.api.saved_settings import note_settings
 from ladder.api.stacked_experts import held, holder, install, is_experts, quantized_layers, stacks
 from ladder.ir.gemm import Gemm
 from tile_types import TType, get_type
@@ -189,8 +190,7 @@ def quantize_(
     _require_model(model)
     if kv_cache is not None:
         require_stored(kv_cache)
-    skip, overrides = _required_rules(filter, skip, overrides)
-    _require_options(options)
+    skip, overrides = _required_rules(filter, skip, overrides, options)
     plan = _Rules({"weight": weight, **options}, filter, skip, overrides, convolutions, model)
     if calibration is not None:
         plan.observe(model, calibration)
@@ -200,8 +200,9 @@ def quantize_(
     _put_in_place(model, replaced)
     for stacked, layers in experts.items():
         install(stacked, layers)
-    rows = _rows_before(model, rows) + rows
+    rows[:0] = _rows_before(model, rows)
     _reports[model] = Report(tuple(rows), _caches_stored_as(kv_cache, model), plan.unused())
+    note_settings(model)
     return model
 
 
@@ -218,7 +219,9 @@ def _require_model(model: torch.nn.Module) -> None:
         raise ShapeError(f"{type(model).__name__}: no layer replaces itself, use ladder.Linear.from_linear")
 
 
-def _required_rules(filter: Any, skip: Any, overrides: Any) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _required_rules(
+    filter: Any, skip: Any, overrides: Any, options: Options
+) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return patterns and overrides; raises `DTypeError` unless they are texts and a filter is a function."""
     if filter is not None and not callable(filter):
         raise DTypeError(f"filter must be a function of a layer's name and the layer, got {filter!r}")
@@ -230,9 +233,10 @@ def _required_rules(filter: Any, skip: Any, overrides: Any) -> tuple[tuple[str, 
         for pattern in patterns:
             if not isinstance(pattern, str):
                 raise DTypeError(f"{label} takes patterns of names, such as '*.mlp.*', got {pattern!r}")
-    for options in overrides.values():
-        require_kind(options, (str, Mapping, type(None)), "overrides gives a type, options by name, or None")
-        _require_options(options if isinstance(options, Mapping) else ())
+    for each in overrides.values():
+        require_kind(each, (str, Mapping, type(None)), "overrides gives a type, options by name, or None")
+        _require_options(each if isinstance(each, Mapping) else ())
+    _require_options(options)
     return skip, dict(overrides)
 
 

@@ -26,9 +26,9 @@ from diffusers.quantizers.quantization_config import QuantizationConfigMixin
 from ladder.api.linear import Linear
 from ladder.api.linear_modules import extents_of
 from ladder.api.quantization import quantize
+from ladder.api.saved_settings import METHOD
 from ladder.formats.checkpoint import Checkpoint
 from ladder.integrations.loading import (
-    METHOD,
     Settings,
     StoredMatrix,
     device_of,

@@ -16,10 +16,10 @@ import torch
 from ladder.api.grouped_linear import GroupedLinear
 from ladder.api.linear import Linear
 from ladder.api.quantization import quantize
+from ladder.api.saved_settings import METHOD
 from ladder.formats import gptq
 from ladder.formats.beside import require_no_transforms
 from ladder.formats.layer import Layer, TensorInMemory
-from ladder.integrations.loading import METHOD
 from ladder.runtime.compile import Request, obtain
 from ladder.runtime.experts import single
 from tile_types import QuantizedTensor

@@ -12,6 +12,7 @@ import torch
 
 from ladder.api.linear import LINEAR_OPTIONS, Linear
 from ladder.api.linear_modules import is_linear
+from ladder.api.saved_settings import METHOD
 from ladder.api.stored_weight import TYPES
 from ladder.formats.checkpoint import Checkpoint, assign, load_checkpoint
 from ladder.formats.files import Arrays, read_json, read_safetensors
@@ -20,7 +21,6 @@ from ladder.formats.quanto import regrouped
 from tile_types import QuantizedTensor, TType
 from tile_types.errors import CheckpointError, DTypeError, unknown_name
 
-METHOD = "ladder"
 MOST_NAMED = 8
 """Tensors that an error names."""
 

@@ -29,6 +29,7 @@ from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod, Un
 from sglang.srt.layers.quantization.utils import is_layer_skipped
 
 from ladder.api.grouped_linear import mixture
+from ladder.api.saved_settings import METHOD
 from ladder.integrations.engine_layers import (
     EngineConfig,
     ExpertsLayer,
@@ -39,7 +40,6 @@ from ladder.integrations.engine_layers import (
     gate_of,
     with_attributes,
 )
-from ladder.integrations.loading import METHOD
 from tile_types.errors import LadderError
 
 PLAIN = {

@@ -31,6 +31,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ladder.api.linear import LINEAR_OPTIONS, Linear
 from ladder.api.linear_modules import extents_of, matrix_of
 from ladder.api.quantization import quantize
+from ladder.api.saved_settings import METHOD
 from ladder.api.stacked_experts import (
     HOME,
     as_matrix,
@@ -47,7 +48,6 @@ from ladder.formats.checkpoint import Checkpoint
 from ladder.formats.files import require
 from ladder.integrations import transformers_experts as experts
 from ladder.integrations.loading import (
-    METHOD,
     Settings,
     StoredMatrix,
     device_of,

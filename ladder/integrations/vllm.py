@@ -29,6 +29,7 @@ from vllm.model_executor.layers.quantization.utils.quant_utils import is_layer_s
 from vllm.model_executor.models.utils import WeightsMapper
 
 from ladder.api.grouped_linear import mixture
+from ladder.api.saved_settings import METHOD
 from ladder.integrations.engine_layers import (
     ARRAYS,
     EngineConfig,
@@ -39,7 +40,6 @@ from ladder.integrations.engine_layers import (
     StoredLayer,
     gate_of,
 )
-from ladder.integrations.loading import METHOD
 
 
 @register_weight_loader_v2_supported_method

@@ -382,3 +382,17 @@ def test_tensors_of_tensors_are_views() -> None:
         assert torch.equal(given, twin)
     assert (fast.outcome, fast.calls["recorded"]) == ("whole", 1)
     assert fast(given)[2].requires_grad
+
+
+def test_a_sum_begins_with_a_tensor_also_where_it_adds_none():
+    def program(x, parts):
+        none = sum([], x.new_zeros(1))
+        return none, sum(parts, start=x), sum([], x) is x
+
+    fast, x = capture(program), torch.randn(3)
+    for parts in ([x, x + 1], [x, x + 2], [], []):
+        found, wanted = fast(x, parts), program(x, parts)
+        assert torch.equal(found[0], wanted[0])
+        assert torch.equal(found[1], wanted[1])
+        assert found[2] is True
+    assert fast.outcome == "whole"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import ladder
 from benchmarks import zoo
-from tile_types.errors import ShapeError
+from tile_types.errors import ShapeError, UnknownNameError
 
 transformers = pytest.importorskip("transformers", minversion="5")
 zoo.import_torchvision()
@@ -158,6 +158,37 @@ def test_a_multi_modal_model_comes_back_without_complaints(tmp_path: Path) -> No
     again, told = auto.from_pretrained(tmp_path / "saved", output_loading_info=True)
     assert not any(told.values())
     assert torch.equal(logits(again.eval()), logits(model))
+
+
+def test_what_quantize_made_of_a_model_is_saved_and_loaded(tmp_path: Path) -> None:
+    """transformers initialises at random what it misses: configurations say that layers are Ladder's."""
+    model = tiny(tmp_path / "plain")
+    ladder.quantize_(model, "int4", group_size=32, overrides={"*.down_proj": "int8", "lm_head": None})
+    settings = {"quant_method": "ladder", "weight": "stored"}
+    assert model.config.quantization_config == settings
+    model.save_pretrained(tmp_path / "saved")
+    found = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved").eval()
+    assert torch.equal(logits(found), logits(model))
+    assert found.model.layers[0].mlp.down_proj.canonical.ttype.name == "int8"
+    found.save_pretrained(tmp_path / "again")
+    again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "again").eval()
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_how_quantized_layers_compute_is_saved(tmp_path: Path) -> None:
+    model = tiny(tmp_path / "plain")
+    assert getattr(ladder.quantize_(model, skip="*").config, "quantization_config", None) is None
+    whole = torch.nn.ModuleDict({"inner": model})
+    ladder.quantize_(whole, "int4", group_size=32, activation="int8", skip="*.lm_head")
+    assert model.config.quantization_config["activation"] == "int8"
+    model.save_pretrained(tmp_path / "saved")
+    found = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved").eval()
+    assert torch.equal(logits(found), logits(model))
+    other = tiny(tmp_path / "other")
+    ladder.quantize_(other, "int4", group_size=32, overrides={"*.down_proj": {"activation": "int8"}})
+    other.save_pretrained(tmp_path / "mixed")
+    with pytest.raises(UnknownNameError, match="differs by layer"):
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path / "mixed")
 
 
 def test_skipped_modules_and_errors(folder: Path) -> None:

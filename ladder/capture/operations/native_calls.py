@@ -438,7 +438,7 @@ def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
         return vm.call_function(pinned_part(vm, _POLYFILLS_WITH_KEY[function]), args, kwargs)
     if function is repr and len(args) == 1 and not kwargs and (writes := _writer(vm, args[0], "__repr__")):
         return _written(vm, writes, args[0])
-    if function in _POLYFILLS_OF_OBJECTS and not is_plain(args[0]):
+    if function in _POLYFILLS_OF_OBJECTS and not all(map(is_plain, (*args, *kwargs.values()))):
         return vm.call_function(pinned_part(vm, _POLYFILLS_OF_OBJECTS[function]), args, kwargs)
     return replay(vm, function, args, kwargs, looking=looking)
 
