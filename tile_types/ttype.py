@@ -402,7 +402,12 @@ class TType:
                 f"type {self.name}: decode(code, ops) must return one number per code,"
                 f" got shape {values.shape} for {codes.size} codes"
             )
-        values = np.broadcast_to(values, codes.shape)
+        if not np.array_equal(values, self.decode_codes(codes), equal_nan=True):
+            raise ValueRangeError(
+                f"type {self.name}: decode(code, ops) gives other values when it is called again; it must"
+                " depend on the code alone"
+            )
+        values = np.where(np.isnan(values), np.nan, np.broadcast_to(values, codes.shape))  # NaN are quiet
         if (wrapped := self._wrapped(codes, values)).any():
             raise ValueRangeError(
                 f"type {self.name}: decode(code, ops) gives {values[wrapped][0]:g} for code"
@@ -419,7 +424,8 @@ class TType:
                 signed = np.asarray(self.evaluate(codes.astype(np.int64), NumpyOps()), np.float64)
         except Exception:  # bits of 64-bit codes are no float32
             signed = values
-        return (signed < 0) & (values > -signed * (1 << EXHAUSTIBLE_BITS - 1))
+        signed = np.where(np.isnan(signed), 0.0, signed)
+        return (signed < 0) & (values / (1 << EXHAUSTIBLE_BITS - 1) > -signed)
 
     @cached_property
     def _valid(self) -> npt.NDArray[np.bool_]:

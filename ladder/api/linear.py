@@ -12,7 +12,7 @@ import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ladder.api.calibration import Moments, calibrated
-from ladder.api.linear_modules import bias_shard, device_beside_cpu, form_of, matrix_of, require_parts
+from ladder.api.linear_modules import bias_shard, device_beside_cpu, form_of, matrix_and_bias, require_parts
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
 from ladder.api.quantization import clipped, quantize
@@ -171,15 +171,13 @@ class Linear(NonDynamicallyQuantizableLinear):
         Raises
         ------
         LadderError
-            If the weight cannot be quantized so (NaN: its position is named).
+            If it is no linear layer, or the weight cannot be quantized so (NaN: its position is named).
         """
         options |= {"group_size": group_size, "zero": zero}
-        require_kind(linear, torch.nn.Module, "from_linear takes a linear layer")
-        own: Any = linear
-        matrix = matrix_of(linear, own.weight)
+        matrix, bias = matrix_and_bias(linear)
         return cls.from_quantized(
             quantized_matrix(matrix, weight, clip=clip, moments=moments, **options),
-            own.bias,
+            bias,
             dtype=matrix.dtype,
             device=matrix.device,
             activation=activation,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tile_types.arrays import as_torch
-from tile_types.errors import ShapeError, require_kind
+from tile_types.errors import DTypeError, ShapeError, require_kind
 from tile_types.quantized import QuantizedTensor, check_quantized
 from tile_types.shards import ROWS, rows_of
 
@@ -37,6 +37,23 @@ def _class(module: torch.nn.Module) -> tuple[str, str]:
 def matrix_of(module: torch.nn.Module, weight: torch.Tensor) -> torch.Tensor:
     """Return a weight as a layer stores it as the matrix ``[N, K]``."""
     return weight.T.contiguous() if is_transposed(module) else weight
+
+
+def matrix_and_bias(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the matrix ``[N, K]`` and the bias of a linear layer.
+
+    Raises DTypeError if a module has none.
+    """
+    require_kind(module, torch.nn.Module, "from_linear takes a linear layer")
+    weight: Any = getattr(module, "weight", None)
+    bias: Any = getattr(module, "bias", False)
+    biased = bias is None or isinstance(bias, torch.Tensor)
+    if not (isinstance(weight, torch.Tensor) and weight.ndim == 2 and biased):
+        raise DTypeError(
+            "from_linear takes a linear layer, a module that has a matrix `weight` and a `bias`, got"
+            f" {type(module).__name__}; ladder.quantize_ replaces the linear layers inside a model"
+        )
+    return matrix_of(module, weight), bias
 
 
 def extents_of(module: Any) -> tuple[int, int]:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import ladder
+from tile_types.errors import DTypeError
 
 ODD: list[Any] = [
     *("x", 1.5, object(), float("nan"), b"x", 1 << 70),
@@ -200,3 +202,9 @@ def test_channels_that_a_quantized_convolution_does_not_take_are_named() -> None
 def test_a_bias_is_one_number_per_output(bias: torch.Tensor) -> None:
     with pytest.raises(ladder.ShapeError, match=r"bias must have shape \[4\]"):
         ladder.Linear.from_quantized(HELD, bias)
+
+
+@pytest.mark.parametrize("module", [nn.ReLU(), nn.Embedding(4, 64), nn.LayerNorm(64), nn.Conv1d(4, 4, 1)])
+def test_a_module_without_a_matrix_and_a_bias_is_no_linear_layer(module: nn.Module) -> None:
+    with pytest.raises(DTypeError, match=f"takes a linear layer, .* got {type(module).__name__}; "):
+        ladder.Linear.from_linear(module, "int4")
