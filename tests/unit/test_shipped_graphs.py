@@ -16,6 +16,7 @@ from ladder.superopt.generator import Limits, VerifiedGraph, instantiate
 from ladder.superopt.generator.instantiate import symbolic_program
 from ladder.superopt.generator.search import proved
 from ladder.superopt.generator.stored import certificate_of
+from ladder.superopt.generator.structure import GraphStep, Mapping, Prefix, Structure
 from ladder.superopt.operators import OPERATORS
 from ladder.superopt.shipped import certified, entries, recalled
 from ladder.superopt.tracer import Tracer
@@ -89,6 +90,35 @@ def test_gains_are_multiplied_in_first_where_they_cannot_overflow(weights: str, 
     form = get_pattern("norm, product").program(weights)
     assert first
     assert "overflowing" in proved(first[0], form.program, Limits(), Fraction(DELTA)).stability.reason
+
+
+def lora_of_parts() -> Structure:
+    """Return ``X·W + (X·A)·B`` where blocks and steps share K and each rounds its part of ``X·A``."""
+    turned = (("transpose_b", True),)
+    mapping = Mapping(
+        ("D3", "D2"), ("D2",), ((-1, 1), (0, 1), (-1, 1), (0, -1)), ((1,), (1,), (1,), (-1,)), split="D2"
+    )
+    steps = (
+        GraphStep((1,), "convert", (1,)),
+        GraphStep((2, 0), "matmul", (0, 2), turned),
+        GraphStep((4, 0), "matmul", (0, 4), turned),
+        GraphStep((5, 3), "matmul", (5, 3), turned),
+        GraphStep((7, 6), "add", (6, 7)),
+        GraphStep((8,), "accumulate", (8,), (("kind", "sum"),)),
+        GraphStep((9,), "combine", (9,)),
+    )
+    return Structure(Prefix((), (0, 1, 2, 3)), mapping, steps)
+
+
+@pytest.mark.parametrize("ttype", TYPES)
+def test_sums_of_parts_are_not_rounded_whatever_the_seed(ttype: str) -> None:
+    """Where X·A cancels its parts do not: what rounds them has many times the program's error."""
+    form = get_pattern("LoRA").program("packed", ttype)
+    limits = Limits.of(form.program, ship_graphs.TARGET)
+    shipped, parts = entries()[form.key].structures(form.program), lora_of_parts()
+    for seed in (1, 2):
+        stability = [proved(each, form.program, limits, Fraction(DELTA), seed) for each in (*shipped, parts)]
+        assert [each.stability.stable for each in stability] == [True] * len(shipped) + [False]
 
 
 def test_a_graph_with_another_number_is_refused() -> None:

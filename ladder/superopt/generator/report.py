@@ -24,7 +24,8 @@ class Limits:
     kernels: Kernels: the block graph, and operators before it.
     grid, loops: Grid dimensions, at most 3, and dimensions of the loop.
     split: Whether blocks may share a reduction, for a second block graph to combine.
-    proofs: Most graphs that are proved: the cheapest of each mapping, then the second ...
+    proofs: Most graphs that are proved, if one of them is stable: the cheapest of each mapping, then the
+        second ...
     seconds: Time budget; what was found until then is reported, as incomplete.
     states: Budget of states, or None. One process visits no more; with several, it is when they stop.
     workers: Processes.

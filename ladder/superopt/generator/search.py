@@ -57,6 +57,10 @@ TEST_EXTENT = 2
 """Extent that every factor of a size has when a candidate is tested with numbers."""
 
 
+DEEPER = 4
+"""How many times as many graphs as usual are proved while none of them is stable."""
+
+
 SEARCHING = 0.7
 """Share of the time that is for the search, the rest for proofs of what it found."""
 
@@ -106,17 +110,21 @@ def search(
         counts.add(outcome.counts)
     structures = [structure for outcome in outcomes for structure in outcome.structures]
     structures = structures if whole is None else list(map(whole.completed, structures))
-    structures, dearer = _cheapest(structures, program, limits, counts)
-    each = Fraction(DELTA) / max(1, len(structures))
-    results = _finished(structures, program, limits, each, seed or 0, deadline)
-    finished = list(_told(results, len(structures), f"{program.name}: {{}} of {{}} proofs", step))
+    structures = _ordered(structures, program, limits, counts)
+    each = Fraction(DELTA) / max(1, min(len(structures), DEEPER * limits.proofs))
+    finished: list[VerifiedGraph | str] = []
+    for some in _proved_together(structures, limits.proofs, finished):
+        results = _finished(some, program, limits, each, seed or 0, deadline)
+        finished += _told(results, len(some), f"{program.name}: {{}} of {{}} proofs", step)
+    dearer = len(structures) - len(finished)
+    counts.verified -= dearer
     for result in finished:
         if isinstance(result, str):
             counts.reject(result)
     complete = len(done) == len(tasks) and all(outcome.complete for outcome in outcomes)
     complete = complete and LATE not in finished
     stable, unstable = _ranked(result for result in finished if isinstance(result, VerifiedGraph))
-    seconds, delta = time.monotonic() - began, each * len(structures)
+    seconds, delta = time.monotonic() - began, each * len(finished)
     return Report(program, limits, stable, unstable, counts, seconds, complete, dearer, delta=delta)
 
 
@@ -333,10 +341,20 @@ def packed_operands(program: Program, prefix: Prefix) -> list[int]:
     return [number for number, name in enumerate(names) if name in program.packed]
 
 
-def _cheapest(
+def _proved_together(
+    structures: list[Structure], most: int, finished: Sequence[VerifiedGraph | str]
+) -> Iterator[list[Structure]]:
+    """Yield the structures to be proved next, while none of those finished is stable."""
+    for first in range(0, min(len(structures), DEEPER * most), most):
+        if any(isinstance(result, VerifiedGraph) and result.stability.stable for result in finished):
+            break
+        yield structures[first : first + most]
+
+
+def _ordered(
     structures: list[Structure], program: Program, limits: Limits, counts: Counts
-) -> tuple[list[Structure], int]:
-    """Return the structures that are to be proved, and how many others there are."""
+) -> list[Structure]:
+    """Return the structures that have tiles for the program's sizes, those to be proved first in front."""
     costs: list[tuple[float, int, int]] = []
     for number, structure in enumerate(structures):
         try:
@@ -344,9 +362,7 @@ def _cheapest(
             costs.append((cost, len(structure.steps), number))
         except ShapeError as error:
             counts.reject(str(error))
-    kept = [structures[number] for number in _one_of_each(sorted(costs), structures)[: limits.proofs]]
-    counts.verified -= len(costs) - len(kept)
-    return kept, len(costs) - len(kept)
+    return [structures[number] for number in _one_of_each(sorted(costs), structures)]
 
 
 def _one_of_each(costs: Sequence[tuple[float, int, int]], structures: Sequence[Structure]) -> list[int]:

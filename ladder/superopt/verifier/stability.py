@@ -106,6 +106,16 @@ def _factors(generator: np.random.Generator, shape: Shape, ttype: TType) -> Arra
     return np.asarray(generator.uniform(1.0, 2.0, shape) * ttype.max_abs**ROOT)
 
 
+def _halves(generator: np.random.Generator, shape: Shape, ttype: TType) -> Array:
+    """Along each axis the second half is nearly the first, negated: sums cancel, those of parts do not."""
+    values = _uniform(generator, shape, ttype)
+    for axis, extent in enumerate(shape):
+        along, half = np.moveaxis(values, axis, -1), extent // 2
+        first = along[..., :half]
+        along[..., half : 2 * half] = -first * _alike(generator, first.shape, ttype)
+    return values
+
+
 CLASSES: dict[str, Draw] = {
     "uniform": _uniform, "normal": _scaled(1.0), "small": _scaled(2.0**-12), "large": _scaled(2.0**8),
     "mean 10": _around(10.0), "mean -10": _around(-10.0), "mean 100": _around(1e2),
@@ -126,6 +136,8 @@ does not."""
 PAIRS: dict[str, tuple[Draw, Draw]] = {
     f"mean {OPPOSED:g} and {-OPPOSED:g}": (_around(OPPOSED), _around(-OPPOSED)),
     "overflowing product of": (_factors, _factors),
+    "sums that cancel of": (_halves, _around(1e1)),
+    "alike beside sums that cancel of": (_around(1e1), _halves),
 }
 """Name -> what is drawn for two inputs, the others being uniform."""
 
