@@ -241,12 +241,35 @@ def _max_pool(call: Call) -> Any:
 def _average_pool(call: Call) -> Any:
     kernel, include = list(call.given["kernel_shape"]), bool(call.given.get("count_include_pad", 0))
     x, *rest = _windows(call, kernel, 0.0)
-    if rest[-1] != [1] * len(kernel) or (x != call.tensor(0) and not include):
+    shares = None if include else _shares(call, kernel)
+    if rest[-1] != [1] * len(kernel) or (not include and shares is None):
         return None
     x, sizes = _as_image(call, kernel, x, *rest)
     row, ceil_mode = MODEL_ROWS["avg_pool2d.default"], bool(call.given.get("ceil_mode", 0))
-    found = row(call.im, call.out, x, *sizes[:-1], ceil_mode, include)
-    return None if found is None else _as_line(call, found, len(kernel))
+    found = row(call.im, call.out, x, *sizes[:-1], ceil_mode, True)
+    if found is None:
+        return None
+    mean = _as_line(call, found, len(kernel))
+    if shares is None or (shares == 1).all():
+        return mean
+    return call.im.arithmetic("div", [mean, call.piece.tensor(Known(shares))], call.out)
+
+
+def _shares(call: Call, kernel: Sequence[int]) -> Any:
+    """Return which share of each window lies inside; None if that is open, or halves would round twice."""
+    op, spatial = call.operation, call.shape(0)[2:]
+    strides, gaps = settings(op, len(kernel))
+    if not any(op.get("pads") or ()) and op.get("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+        return np.ones(1, np.float32)
+    if call.out not in ("float32", "float64") or not all(isinstance(extent, int) for extent in spatial):
+        return None
+    low, high = window_pads(op, spatial, kernel, strides, gaps)
+    shares = np.ones((), np.float64)
+    for extent, taps, step, before, after in zip(spatial, kernel, strides, low, high, strict=True):
+        inside = np.pad(np.ones(int(extent)), (before, after))
+        windows = np.lib.stride_tricks.sliding_window_view(inside, taps)[::step]
+        shares = shares[..., None] * windows.mean(-1)
+    return shares.astype(call.out)
 
 
 def _as_image(

@@ -22,7 +22,7 @@ from ladder.frontend.onnx_sizes import require_as_many
 from ladder.frontend.onnx_values import Known, divided
 from ladder.ir.extents import canonical, larger, only_adds, product, smaller, total
 from ladder.ir.shapes import broadcast_shapes
-from ladder.runtime.onnx_ops.moves import sliced_places
+from ladder.runtime.onnx_ops.moves import LONGEST, sliced_places
 from tile_types.tile import Extent
 
 
@@ -227,13 +227,13 @@ def _sliced(call: Call) -> Any:
         for at, name in ((1, "starts"), (2, "ends"))
     )
     axes = call.ints(3, "axes") or list(range(len(starts)))
-    steps = call.ints(4) or [1] * len(starts)
+    steps = [min(step, LONGEST) for step in call.ints(4) or [1] * len(starts)]
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         if step < 1:
             value = _backward(call, value, axis, start, end, step)
             continue
-        found = _bounds(call, shape[axis], start, end, step)
-        value = call.im.take_axis(value, axis, found[0], found[1], step)
+        begin, count = _bounds(call, shape[axis], start, end, step)
+        value = call.im.take_axis(value, axis, begin, count, 1 if count in (0, 1) else step)
     return value
 
 
@@ -243,7 +243,7 @@ def _backward(call: Call, value: str, axis: int, start: Extent, end: Extent, ste
     if not (isinstance(start, int) and isinstance(end, int) and isinstance(extent, int) and step):
         raise call.refuse("a negative step needs known sizes")
     found = sliced_places(start, end, step, extent)
-    return mirrored(call.im, value, axis, found.start if found else 0, len(found), -step)
+    return mirrored(call.im, value, axis, found.start if found else 0, len(found), -found.step)
 
 
 def _bounds(call: Call, extent: Extent, start: Extent, end: Extent, step: int) -> tuple[Extent, Extent]:

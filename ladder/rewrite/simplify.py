@@ -31,6 +31,7 @@ from ladder.rewrite.partial_results import computed_in_part
 from ladder.rewrite.passes import Pass, rewriting, run_passes
 from ladder.rewrite.rules import Rules
 from ladder.rewrite.short_reductions import written_out
+from ladder.rewrite.short_windows import with_moved_copies
 from ladder.rewrite.slices_of_rows import reduced_in_slices
 from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER, as_given
 from schedules.attention import has_kernels, is_nvidia
@@ -72,6 +73,8 @@ ATTENTION = (
 
 TURNING = rewriting("attention writes a token's heads side by side", TURNED)
 
+WINDOWS = Pass("write short windows out", with_moved_copies)
+
 ROWS = (
     Pass("compute parts of results", computed_in_part),
     Pass("reduce slices alone", reduced_in_slices),
@@ -98,7 +101,7 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     channels = ordering(OURS_LAST if nvidia else lone(device) if alone else CHANNELS_LAST)
     passes = (*FOLDING, *matches, *GROUPS, channels, *LAST, *(ATTENTION if ours else ()))
     if device is not None:
-        passes = (*passes, *((TURNING,) if device.kind == "llvm" else ROWS))
+        passes = (*passes, *((TURNING, WINDOWS) if device.kind == "llvm" else ROWS))
     return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))
 
 

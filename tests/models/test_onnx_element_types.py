@@ -167,3 +167,37 @@ def test_packed_elements_in_another_file(code: str, octets: int) -> None:
     """Five elements take whole bytes together, however many bits one has."""
     tensor = onnx.TensorProto(data_type=onnx.TensorProto.DataType.Value(code), dims=[5])
     assert stored_bytes(tensor) == octets
+
+
+@pytest.mark.parametrize(("opset", "mask"), [(7, np.float32), (10, np.bool_), (13, np.bool_)])
+def test_masks_of_dropout(opset: int, mask: type) -> None:
+    x = np.array([[1.0, -2.0]], np.float32)
+    found, kept = ran("Dropout", [x], 2, opset=opset)
+    assert np.array_equal(found, x)
+    assert kept.dtype == mask
+    assert kept.all()
+
+
+@pytest.mark.parametrize("stored", [(), (1, 2, 3, 4)])
+@pytest.mark.parametrize("last", [(1 << 31) - 1, (1 << 63) - 1, -(1 << 63)])
+def test_backwards_to_the_end(last: int, stored: tuple[int, ...]) -> None:
+    """As version 10 words it and onnxruntime does it: the largest end is no place."""
+    x = np.arange(5.0, dtype=np.float32)
+    given = [x, *(np.array([number]) for number in (-1, last, 0, -1))]
+    assert np.array_equal(ran("Slice", given, stored=stored, opset=10)[0], x[::-1])
+
+
+@pytest.mark.parametrize("stored", [(), (1, 2, 3, 4)])
+@pytest.mark.parametrize("step", [3, 1 << 31, (1 << 63) - 1, -(1 << 63)])
+def test_long_steps(step: int, stored: tuple[int, ...]) -> None:
+    x = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+    given = [x, *(np.array([number]) for number in (0 if step > 0 else 2, 3 if step > 0 else -9, 0, step))]
+    assert np.array_equal(ran("Slice", given, stored=stored)[0], x[:1] if step > 0 else x[2:])
+
+
+@pytest.mark.parametrize("reduction", ["none", "add"])
+def test_scatters_of_all(reduction: str) -> None:
+    """Indices of no axis: each update is one of the whole."""
+    x, new = np.ones((2, 3), np.float32), np.arange(12, dtype=np.float32).reshape(2, 2, 3)
+    (found,) = ran("ScatterND", [x, np.zeros((2, 0), np.int64), new], reduction=reduction)
+    assert np.array_equal(found, new[1] if reduction == "none" else x + new.sum(0))

@@ -258,6 +258,15 @@ def test_positions_of_rotations(positions: list[Any]) -> None:
     assert torch.allclose(found, wanted, atol=1e-6)
     none = torch.zeros(1, 0, dtype=torch.int64)
     assert TABLE[op.name](op, x[:, :0], none, table, table).shape == (1, 0, 8)
+    packed = Operation(op.name, 1, {"num_heads": 2, "is_packed_batching": 1})  # rows of several sequences
+    assert torch.equal(TABLE[op.name](packed, x, torch.tensor(positions), table, table), found)
+
+
+def test_inverses_of_halves_are_computed_in_float32() -> None:
+    x = torch.tensor([[[4.0, 7.0], [2.0, 6.0]]])
+    found = TABLE["com.microsoft::Inverse"](Operation("com.microsoft::Inverse", 1, {}), x.half())
+    assert found.dtype == torch.float16
+    assert torch.equal(found, torch.linalg.inv(x).half())
 
 
 def test_rows_behind_those_that_a_buffer_holds() -> None:

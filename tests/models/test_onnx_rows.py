@@ -172,6 +172,9 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "AveragePool with pads": (
         "AveragePool", [IMAGE], {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1},
     ),
+    "AveragePool within borders": (
+        "AveragePool", [IMAGE], {"kernel_shape": [3, 2], "strides": [2, 1], "pads": [1, 0, 2, 1]},
+    ),
     "GlobalAveragePool": ("GlobalAveragePool", [IMAGE], {}),
     "GlobalMaxPool": ("GlobalMaxPool", [IMAGE], {}),
     "Softmax": ("Softmax", [X], {}),

@@ -145,7 +145,7 @@ def rotated(x: Any, cosine: Any, sine: Any, interleaved: bool) -> Any:
 
 
 def _rotary(op: Operation, x: Any, positions: Any, cosines: Any, sines: Any) -> Any:
-    op.require(is_packed_batching=0, scale=1.0)
+    op.require(scale=1.0)
     heads = op.get("num_heads", 0)
     if x.ndim == 3:
         size = x.shape[2] // heads if heads else 2 * cosines.shape[1]

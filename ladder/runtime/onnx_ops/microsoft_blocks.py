@@ -221,7 +221,7 @@ _ROWS: Mapping[str, Run] = {
     "QMoE": _stored_experts,
     "Unique": _unique,
     "CDist": _distances,
-    "Inverse": lambda op, x: torch.linalg.inv(x),
+    "Inverse": lambda op, x: torch.linalg.inv(x if x.dtype == torch.float64 else x.float()).to(x.dtype),
     "ExpandDims": lambda op, x, axis: x.unsqueeze(int(axis)),
     "UnfoldTensor": lambda op, x: x.unfold(op.get("dim", -1), op.get("size"), op.get("step", 1)),
     "MatMulInteger16": lambda op, a, b: torch.matmul(a.int(), b.int()),

@@ -128,9 +128,17 @@ def _split(op: Operation, x: Any, sizes: Any = None) -> Any:
     return tuple(torch.split(x, asked, axis))
 
 
+LONGEST = 1 << 40
+"""A step of slices that leads out of every axis, as longer ones do."""
+
+WHOLE = ((1 << 31) - 1, (1 << 63) - 1)
+"""Ends of slices that mean all of an axis, in version 10 and in onnxruntime whichever way they go."""
+
+
 def sliced_places(start: int, end: int, step: int, extent: int) -> range:
     """Return the indices of a slice; one that goes backwards begins at the first element or behind it."""
-    found = range(*slice(start, end, step).indices(extent))
+    step = max(-max(extent, 1), min(step, max(extent, 1)))  # longer ones have one element, too
+    found = range(*slice(start, None if end in WHOLE else end, step).indices(extent))
     return range(0, found.stop, step) if extent and found.start < 0 else found
 
 
@@ -142,6 +150,7 @@ def _slice(
     strides = op.axes(steps, "steps") or [1] * len(begin)
     for axis, first, last, step in zip(chosen, begin, end, strides, strict=True):
         places = sliced_places(first, last, step, x.shape[axis])
+        step = places.step
         forward = places if step > 0 else places[::-1]
         box = [slice(None)] * x.ndim
         box[axis] = slice(forward.start, forward.stop, forward.step) if len(forward) else slice(0, 0)
@@ -206,7 +215,8 @@ def _scatter_nd(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
     how, depth = op.get("reduction", "none"), indices.shape[-1]
     places = [from_the_end(indices[..., at], x.shape[at]).reshape(-1) for at in range(depth)]
     strides = [prod(x.shape[at + 1 : depth]) for at in range(depth)]
-    rows = sum((p * s for p, s in zip(places, strides, strict=True)), torch.zeros_like(places[0]))
+    first = torch.zeros(prod(indices.shape[:-1]), dtype=torch.int64, device=x.device)
+    rows = sum((p * s for p, s in zip(places, strides, strict=True)), first)
     width = prod(x.shape[depth:])
     table = x.reshape(prod(x.shape[:depth]), width).clone()
     new = updates.reshape(len(rows), width)

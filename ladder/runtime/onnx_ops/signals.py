@@ -164,10 +164,10 @@ def _multinomial(op: Operation, x: Any) -> Any:
 
 
 def _dropout(op: Operation, x: Any, ratio: Any = None, training: Any = None) -> Any:
-    """Drop elements in training only, as newer versions ask for by an operand."""
+    """Drop elements in training only, as new versions ask for by an operand; masks were numbers before 10."""
     share = float(ratio) if ratio is not None else op.get("ratio", 0.5)
     if training is None or not bool(training) or share == 0:
-        return x, torch.ones_like(x, dtype=torch.bool)
+        return x, torch.ones_like(x, dtype=x.dtype if op.version < 10 else torch.bool)
     kept = torch.from_numpy(generator(op).uniform(0, 1, tuple(x.shape)) >= share).to(x.device)
     return x * kept / (1 - share), kept
 
