@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from ladder.ir.attention import Attention, as_attention, open_extents
+from ladder.ir.attention import Attention, as_attention, head_problem, open_extents
 from ladder.ir.extents import bind, size_names
 from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import Subgraph, part_of
 from schedules.attention import PROBES, AnySchedule, Choice, choose, has_kernels, serving
 from targets import TileDevice
-from tile_types.errors import LadderError
+from tile_types.errors import LadderError, ShapeError
 
 OPEN_REASON = "sizes are open: each call takes the kernel, or torch's, that is predicted to be fastest"
 
@@ -90,7 +90,7 @@ def served(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, lis
 
     Raises LadderError if no kernel computes it.
     """
-    form, extents = as_attention(graph, node), open_extents(graph, node)
+    form, extents = _with_heads(as_attention(graph, node)), open_extents(graph, node)
     names = size_names(extents)
     cases = {
         tuple(int(str(bind(str(extent), dict(zip(names, sizes, strict=True))))) for extent in extents)
@@ -104,6 +104,13 @@ def chosen(graph: Graph, node: Node, device: TileDevice) -> tuple[Attention, Cho
 
     Raises LadderError if no kernel computes it.
     """
-    form = as_attention(graph, node)
+    form = _with_heads(as_attention(graph, node))
     batch, tokens, keys = (int(str(extent)) for extent in open_extents(graph, node))
     return form, choose(form, device, (batch, tokens, keys))
+
+
+def _with_heads(form: Attention) -> Attention:
+    """Return a problem whose heads kernels of GPUs take; raises ShapeError for others."""
+    if problem := head_problem(form):
+        raise ShapeError(problem)
+    return form

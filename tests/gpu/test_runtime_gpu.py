@@ -201,6 +201,39 @@ def test_attention_of_heads_that_are_no_multiple_of_16(size: int) -> None:
     assert "no kernel" not in str(fast.plan())
 
 
+FUSED = [torch.nn.attention.SDPBackend[f"{name}_ATTENTION"] for name in ("FLASH", "EFFICIENT", "CUDNN")]
+HIDDEN: dict[str, Any] = {
+    "rows": lambda q, bias: (q[:, :1, :, :1] < 9).expand(-1, -1, -1, q.shape[-2]),
+    "keys": lambda q, bias: (q[:, :1, None, :, 0] < 2).expand(-1, -1, q.shape[-2], -1),
+    "turned": lambda q, bias: bias.permute(2, 0, 1)[None],
+    "none": lambda q, bias: None,
+}
+"""Masks of which torch takes all scores to memory as they lie."""
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 256, 64), (2, 3, 8, 64, 32)], ids=str)
+@pytest.mark.parametrize("kv_heads", [8, 4])
+@pytest.mark.parametrize("case", HIDDEN)
+def test_torchs_attention_is_one_of_its_fused_ones(case: str, kv_heads: int, shape: tuple[int, ...]) -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        mask = HIDDEN[case](q if q.ndim == 4 else q[0], bias)
+        grouped = q.shape[-3] != k.shape[-3]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
+
+    if len(shape) > 4 and kv_heads < 8:
+        pytest.skip("torch groups heads of four axes alone")
+    torch.manual_seed(0)
+    q = torch.randn(shape, device="cuda").half()
+    k, v = torch.randn(2, *shape[:-3], kv_heads, shape[-1], shape[-2], device="cuda").half().mT.unbind(0)
+    bias = torch.randn(shape[-2], shape[-2], 8, device="cuda").half()
+    if len(shape) > 4:
+        k, v = k.contiguous(), v.contiguous()
+    exact, fast = attend(q.double(), k.double(), v.double(), bias.double()), ladder.compile(attend)
+    with torch.no_grad(), torch.nn.attention.sdpa_kernel(FUSED):
+        for _ in range(4):
+            assert (fast(q, k, v, bias) - exact).norm() < 2e-3 * exact.norm()
+
+
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("axis", [1, -1])
 def test_topk_joins_chains(axis: int, largest: bool) -> None:

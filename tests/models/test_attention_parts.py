@@ -278,6 +278,13 @@ def test_masks_that_are_known_while_compiling(case: str) -> None:
     assert np.allclose(found, expected, atol=1e-12, equal_nan=True)
 
 
+def test_heads_that_no_kernel_takes_are_torchs() -> None:
+    g = GraphBuilder("model")
+    operands = [g.input(name, "float16", (2, 4, 1, 6)) for name in "qkv"]
+    (part,) = partition(g.finish(g.add("attention", *operands)), device=DEVICE)
+    assert (part.kind, part.reason) == ("library", "torch's: heads of 6 elements have no kernel")
+
+
 def test_torchs_attention_gets_masks_whose_rows_are_dense() -> None:
     """Else it takes all scores to memory; what repeats along other axes still does."""
     row = torch.tensor([True, False, True])

@@ -207,8 +207,13 @@ def as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _attend_by_four(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *how: Any
 ) -> torch.Tensor:
-    """Return attention by four axes: torch's fast functions take no other number of them."""
-    lead = q.shape[:-3]
+    """Return attention by four axes: torch's fast functions take no other number of them.
+
+    None of a GPU takes a mask beside keys that serve groups of heads: these are repeated.
+    """
+    lead, groups = q.shape[:-3], q.shape[-3] // max(k.shape[-3], 1)
+    if mask is not None and groups > 1 and q.is_cuda:
+        k, v = (x.repeat_interleave(groups, -3) for x in (k, v))
     if len(lead) == 1 or not q.numel() or k.shape[:-3] != lead or v.shape[:-3] != lead:
         return attend(q, k, v, mask, *how)
     if mask is not None and any(extent > 1 for extent in mask.shape[:-3]):
