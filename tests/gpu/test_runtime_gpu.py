@@ -201,7 +201,8 @@ def test_attention_of_heads_that_are_no_multiple_of_16(size: int) -> None:
     assert "no kernel" not in str(fast.plan())
 
 
-FUSED = [torch.nn.attention.SDPBackend[f"{name}_ATTENTION"] for name in ("FLASH", "EFFICIENT", "CUDNN")]
+BACKENDS = torch.nn.attention.SDPBackend
+FUSED = [BACKENDS.FLASH_ATTENTION, BACKENDS.EFFICIENT_ATTENTION, BACKENDS.CUDNN_ATTENTION]
 HIDDEN: dict[str, Any] = {
     "rows": lambda q, bias: (q[:, :1, :, :1] < 9).expand(-1, -1, -1, q.shape[-2]),
     "keys": lambda q, bias: (q[:, :1, None, :, 0] < 2).expand(-1, -1, q.shape[-2], -1),
