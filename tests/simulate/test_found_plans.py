@@ -38,6 +38,14 @@ class NormProduct(nn.Module):
         return self.product(self.norm(x))  # type: ignore[no-any-return]
 
 
+class PlainNormProduct(NormProduct):
+    """Gains in float16 are multiplied into weights, which kernels do not do with packed ones."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        super().__init__(depth, width)
+        self.norm = nn.RMSNorm(depth, eps=1e-6, elementwise_affine=False)
+
+
 class GatedMLP(nn.Module):
     def __init__(self, depth: int, width: int) -> None:
         super().__init__()
@@ -121,7 +129,7 @@ def require_right_when_simulated(prepared: Prepared) -> None:
 
 CASES = [
     (NormProduct, "norm, product", 3, ""),
-    (NormProduct, "norm, product", 1, "int4"),
+    (PlainNormProduct, "norm without gain, product", 1, "int4"),
     (GatedMLP, "gated MLP", 1, ""),
     (GatedMLP, "gated MLP", 5, "int4"),
     (LoRA, "LoRA", 1, ""),
