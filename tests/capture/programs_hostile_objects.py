@@ -315,3 +315,61 @@ def hostile_numbers_beside_keys_that_compare_by_code():
             for key in (1, 2, True, None)
         ),
     )
+
+
+@program
+def hostile_variables_that_are_not_filled_yet():
+    if False:
+        scale = 0
+
+    def fill(value):
+        def set_it():
+            nonlocal scale
+            scale = value
+
+        return set_it
+
+    def empty():
+        nonlocal scale
+        del scale
+
+    def fn(x):
+        try:
+            return x * scale
+        except NameError as error:
+            return x, str(error)
+
+    return World(
+        fn, [(each, lambda: (normal(3),)) for each in (None, fill(3), empty, fill(4), fill(5), empty)]
+    )
+
+
+@program
+def hostile_globals_that_are_gone():
+    def fn(x, deletes):
+        global hostile_global
+        try:
+            if deletes:
+                del hostile_global
+            else:
+                hostile_global = 3
+        except NameError as error:
+            return x * 2, str(error), error.name
+        return x * 3
+
+    return calls(fn, *(lambda deletes=deletes: (normal(3), deletes) for deletes in (1, 0, 0, 1, 1, 0, 1)))
+
+
+@program
+def hostile_arguments_that_cannot_be_spread():
+    def inner(*items, first=0, **rest):
+        return len(items), first, sorted(rest)
+
+    def fn(x, items, named):
+        try:
+            return x * 2, inner(*items, **named)
+        except TypeError as error:
+            return x * 2, str(error)
+
+    every = [(items, named) for items in ((), [1], 5, "ab") for named in ({}, {1: 2}, {"first": 1}, {"z": 1})]
+    return calls(fn, *(lambda pair=pair: (normal(3), *pair) for pair in (*every, *every[::-1])))

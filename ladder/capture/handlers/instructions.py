@@ -8,6 +8,7 @@ import torch
 
 from ladder.capture.handlers.variables import (
     delete_cell,
+    delete_global,
     load_cell,
     load_global,
     made_cell,
@@ -234,7 +235,7 @@ HANDLERS |= {
     "LOAD_DEREF": pushes(lambda vm, f, i: load_cell(vm, f, i.value)),
     "STORE_DEREF": pops(lambda vm, f, i, value: store_cell(vm, f.slots[i.value], value), 1),
     "STORE_GLOBAL": pops(lambda vm, f, i, value: store_global(vm, f, i.value, value), 1),
-    "DELETE_GLOBAL": pops(lambda vm, f, i: delete_subscript(vm, f.names, i.value), 0),
+    "DELETE_GLOBAL": pops(lambda vm, f, i: delete_global(vm, f, i.value), 0),
     "LOAD_METHOD": pops(lambda vm, f, i, owner: after_call(f, load_attr(vm, owner, i.value)), 1),
     "STORE_ATTR": pops(lambda vm, f, i, value, owner: store_attr(vm, owner, i.value, value), 2),
     "DELETE_ATTR": pops(lambda vm, f, i, owner: delete_attr(vm, owner, i.value), 1),

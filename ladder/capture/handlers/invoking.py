@@ -10,7 +10,7 @@ from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.operations.attributes import load_attr
-from ladder.capture.operations.replay import advance, drained, iterate, iterated
+from ladder.capture.operations.replay import advance, drained, is_iterable, iterate, iterated
 from ladder.capture.python.bytecode import VERSION
 from ladder.capture.python.frames import NULL, Frame
 from ladder.capture.values.kinds import is_a, is_constant, name_of_kind
@@ -21,6 +21,11 @@ _MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, s
 
 def call_spread(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> Any:
     """Call with ``*args, **kwargs``."""
+    if type(args) not in (tuple, DynamicSize):
+        args = vm.plain(args)
+        if not is_iterable(type(args)):
+            kind = name_of_kind(args)
+            raise TypeError(f"{called_text(function)} argument after * must be an iterable, not {kind}")
     if vm.recording:
         if type(args) is DynamicSize:
             args = tuple(args)
@@ -31,9 +36,18 @@ def call_spread(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> Any:
             vm.heap.touch(args, 1)
             kwargs = vm.heap.items(kwargs)
     args = tuple(args)
+    if not all(is_a(key, str) for key in dict.__iter__(kwargs)):
+        raise TypeError("keywords must be strings")
     if function is super and not args:
         args = super_arguments(vm, vm.frames[-1])
     return vm.call(function, args, dict(kwargs))
+
+
+def called_text(function: Any) -> str:
+    """Return what is called as messages of the interpreter on its arguments write it."""
+    home, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    path = name if home in (None, "builtins") else f"{home}.{name}"
+    return str(function) if name is None else f"{path}()"
 
 
 def super_arguments(vm: Interpreter, frame: Frame) -> tuple[Any, Any]:

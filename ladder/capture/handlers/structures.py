@@ -17,6 +17,7 @@ from ladder.capture.handlers.building import (
 from ladder.capture.handlers.invoking import (
     advance_or_raise,
     call_spread,
+    called_text,
     make_function,
     match_class,
     special_method,
@@ -46,7 +47,7 @@ from ladder.capture.operations.operators import unary
 from ladder.capture.operations.replay import is_iterable, items_of, iterate
 from ladder.capture.python.bytecode import VERSION, Instruction
 from ladder.capture.python.frames import NULL, Frame
-from ladder.capture.values.kinds import is_a, name_of_kind
+from ladder.capture.values.kinds import is_a, is_key, name_of_kind
 from ladder.capture.values.shapes import DynamicSize, Growing, Walk
 
 
@@ -94,8 +95,8 @@ def _extend_by(vm: Interpreter, f: Frame, i: Instruction, value: Any, target: An
         f.stack.append(opaque(vm, dict, (value,), {}, "redo", "an unknown mapping is unpacked"))
         f.index -= 1
         return
-    if i.op == "DICT_MERGE" and (set(value) & set(target) or not all(type(key) is str for key in value)):
-        raise TypeError(_misgiven(f.stack[CALLEE - i.arg], value, target))
+    if i.op == "DICT_MERGE":
+        _check_keywords(vm, f.stack[CALLEE - i.arg], value, target)
     method: Any = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update}.get(i.op, dict.update)
     if i.op == "LIST_EXTEND" and not is_iterable(type(value)):
         raise TypeError(f"Value after * must be an iterable, not {name_of_kind(value)}")
@@ -129,15 +130,13 @@ CALLEE = -3 if VERSION >= (3, 13) else -2
 """Where a call with keyword arguments has what it calls: from 3.13 on, below a place that is empty."""
 
 
-def _misgiven(callee: Any, given: dict[Any, Any], before: dict[Any, Any]) -> str:
-    """Return Python's message on keyword arguments that no call takes."""
-    twice = next((key for key in given if key in before), None)
-    if twice is None:
-        return "keywords must be strings"
-    home, name = getattr(callee, "__module__", None), getattr(callee, "__qualname__", None)
-    path = name if home in (None, "builtins") else f"{home}.{name}"
-    shown = str(callee) if name is None else f"{path}()"
-    return f"{shown} got multiple values for keyword argument '{twice}'"
+def _check_keywords(vm: Interpreter, callee: Any, given: dict[str, Any], before: dict[str, Any]) -> None:
+    """Raise where a name is given twice; the names are guarded then."""
+    twice = next((key for key in dict.__iter__(given) if is_key(key) and key in before), None)
+    if twice is not None:
+        if vm.recording:
+            vm.heap.touch(given, 1)
+        raise TypeError(f"{called_text(callee)} got multiple values for keyword argument '{twice}'")
 
 
 def _as_tuple(vm: Interpreter, value: Any) -> tuple[Any, ...]:

@@ -7,12 +7,13 @@ import sys
 import types
 from typing import Any
 
-from ladder.capture.heap.nodes import CaptureError, dynamic_parts
+from ladder.capture.heap.nodes import CaptureError, Node, dynamic_parts
 from ladder.capture.interpreter.interpreter import IMPORT, Interpreter
 from ladder.capture.interpreter.recording import opaque
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.modeled import is_loaded, loaded
 from ladder.capture.operations.objects import settled
+from ladder.capture.operations.operators import delete_subscript
 from ladder.capture.python.frames import NULL, Frame
 
 
@@ -45,6 +46,17 @@ def store_global(vm: Interpreter, frame: Frame, name: str, value: Any) -> None:
     frame.names[name] = vm.unlifted(value)
 
 
+def delete_global(vm: Interpreter, frame: Frame, name: str) -> None:
+    """Delete a global."""
+    if name in frame.names:
+        delete_subscript(vm, frame.names, name)
+        return
+    if vm.recording:
+        node = vm.heap.pin(frame.names)
+        vm.heap.absent(node, name, f"{name!r} not in {node.var}", name)
+    raise NameError(f"name '{name}' is not defined", name=name)
+
+
 def made_cell(vm: Interpreter, cell: types.CellType, value: Any) -> None:
     """Register a new cell of `value`, which may be or hold dynamic scalars; `NULL` if it is empty."""
     if vm.recording:
@@ -64,27 +76,38 @@ def made_cell(vm: Interpreter, cell: types.CellType, value: Any) -> None:
 def load_cell(vm: Interpreter, frame: Frame, name: str) -> Any:
     """Return the contents of a cell."""
     cell = frame.slots[name]
+    value = _contents(cell)
+    if vm.recording:
+        with vm.stopping():
+            value = _read_cell(vm, vm.heap.node(cell), value)
+    if value is not NULL:
+        return value
+    where = "where it is not associated with a value"
+    if name in frame.code.co_freevars:
+        raise NameError(f"cannot access free variable '{name}' {where} in enclosing scope", name=name)
+    raise UnboundLocalError(f"cannot access local variable '{name}' {where}")
+
+
+def _contents(cell: types.CellType) -> Any:
+    """Return what a cell holds, `NULL` if it is empty."""
     try:
-        value = cell.cell_contents
+        return cell.cell_contents
     except ValueError:
-        free = name in frame.code.co_freevars
-        where = f"cannot access free variable '{name}' where it is not associated with a value in"
-        if free:
-            raise NameError(f"{where} enclosing scope", name=name) from None
-        raise UnboundLocalError(
-            f"cannot access local variable '{name}' where it is not associated with a value"
-        ) from None
-    if not vm.recording:
-        return value
-    try:
-        node = vm.heap.node(cell)
-    except CaptureError as error:
-        vm.stop(str(error), vm.here())
-        return value
+        return NULL
+
+
+def _read_cell(vm: Interpreter, node: Node, value: Any) -> Any:
+    """Note that `value` is in a cell, or that it is empty."""
+    heap = vm.heap
     if node.is_known("contents"):
         return value
-    path = vm.heap.guard.path(node.var)
-    return vm.heap.load(node, "contents", value, f"{node.var}.cell_contents", path)
+    path = heap.guard.path(node.var)
+    if value is NULL:
+        heap.absent(
+            node, "contents", f"{heap.constant(_contents)}({node.var}) is {heap.constant(NULL)}", path
+        )
+        return NULL
+    return heap.load(node, "contents", value, f"{node.var}.cell_contents", path)
 
 
 def store_cell(vm: Interpreter, cell: types.CellType, value: Any) -> None:
