@@ -396,3 +396,44 @@ def test_a_sum_begins_with_a_tensor_also_where_it_adds_none():
         assert torch.equal(found[1], wanted[1])
         assert found[2] is True
     assert fast.outcome == "whole"
+
+
+def fresh(x):
+    grid = torch.ones_like(x)
+    grid.requires_grad = False  # as programs say of what they make
+    return x * grid
+
+
+def learning(x):
+    y = torch.zeros(3)
+    y.requires_grad = True
+    return (y * x).sum(), y.requires_grad, y
+
+
+def switched(x):
+    x.requires_grad = not x.requires_grad
+    return x + 1
+
+
+def computed(x):
+    y = (x.requires_grad_() * 2).exp()
+    y.requires_grad = False
+    return y
+
+
+@pytest.mark.parametrize("program", [fresh, learning, switched, computed])
+@pytest.mark.parametrize("kind", [torch.Tensor.clone, torch.nn.Parameter])
+def test_whether_tensors_require_gradients_is_set(program, kind):
+    def outcome(called):
+        x = kind(torch.ones(3))
+        try:
+            found = called(x)
+        except RuntimeError as error:
+            found = str(error)
+        found = [*found, x] if type(found) is tuple else [found, x]
+        return [(y.tolist(), y.requires_grad, y.is_leaf) if isinstance(y, torch.Tensor) else y for y in found]
+
+    fast = capture(program)
+    for _ in range(3):
+        assert outcome(fast) == outcome(program)
+    assert fast.outcome == ("split" if program is computed else "whole")

@@ -36,6 +36,7 @@ from ladder.capture.values.tensors import is_plain_tensor
 _OBJECT_SET: Any = object.__setattr__
 _OBJECT_DELETE: Any = object.__delattr__
 _TRACEBACK: Any = BaseException.__dict__["__traceback__"]
+_REQUIRES: Any = torch.Tensor.requires_grad
 
 
 def store_attr(vm: Interpreter, value: Any, name: str, item: Any) -> None:
@@ -70,6 +71,9 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
         return
     if found is _GETTER and is_plain_tensor(value):
         store_data(vm, value, item)
+        return
+    if found is _REQUIRES and is_plain_tensor(value) and type(item) is bool:
+        tensor_operator(vm, torch.Tensor.requires_grad_, (value, item), {})
         return
     slot = type(found) is types.MemberDescriptorType
     field = slot or (is_a(value, types.FunctionType) and name in FUNCTION_NAMES)
