@@ -1,12 +1,12 @@
-"""What configurations of transformers' models say of layers that `quantize_` has replaced.
+"""What configurations of transformers' and diffusers' models say of layers that `quantize_` has replaced.
 
-``save_pretrained`` writes it, and ``from_pretrained`` (`ladder.integrations.transformers`) then takes the
-layers as they are stored. Without it their weights would pass for missing, and be initialised at random.
+``save_pretrained`` writes it, and ``from_pretrained`` (`ladder.integrations`) then takes the layers as they
+are stored. Without it their weights would pass for missing, and be initialised at random.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,23 +19,19 @@ METHOD = "ladder"
 
 SETTINGS = "quantization_config"
 
-PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
-"""Module and name of the class of transformers' models: no import of it is needed to tell them."""
-
 SEVERAL = "differs by layer"
 """In place of a type of activations, of which configurations have one: no model is loaded with that."""
 
 
 def note_settings(model: torch.nn.Module) -> None:
-    """Say in the configurations of transformers' models within a model that layers are Ladder's.
+    """Say in the configurations of such models, a model and what is inside, that layers are Ladder's.
 
     What a configuration says already stays.
     """
-    for each in _pretrained(model):
-        config: Any = getattr(each, "config", None)
+    for each, write in _pretrained(model):
         layers = [module for module in each.modules() if isinstance(module, Linear | ScaledLinear)]
-        if layers and config is not None and getattr(config, SETTINGS, None) is None:
-            setattr(config, SETTINGS, settings_of(layers))
+        if layers and getattr(each.config, SETTINGS, None) is None:
+            write(each, settings_of(layers))
 
 
 def settings_of(layers: list[Linear | ScaledLinear]) -> dict[str, Any]:
@@ -56,10 +52,27 @@ def _is_own(layer: Linear | ScaledLinear) -> bool:
     return layer.problem.activation == str(layer.dtype).removeprefix("torch.")
 
 
-def _pretrained(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the outermost models of transformers."""
-    if any((kind.__module__, kind.__name__) == PRETRAINED for kind in type(model).__mro__):
-        yield model
+def _set(model: Any, settings: dict[str, Any]) -> None:
+    setattr(model.config, SETTINGS, settings)
+
+
+def _register(model: Any, settings: dict[str, Any]) -> None:
+    model.register_to_config(**{SETTINGS: settings})
+
+
+WRITERS: dict[tuple[str, str], Callable[[Any, dict[str, Any]], None]] = {
+    ("transformers.modeling_utils", "PreTrainedModel"): _set,
+    ("diffusers.models.modeling_utils", "ModelMixin"): _register,
+}
+"""Module and name of a class of models -> what writes into its configuration; no import tells them."""
+
+
+def _pretrained(model: torch.nn.Module) -> Iterator[tuple[Any, Callable[[Any, dict[str, Any]], None]]]:
+    """Yield the outermost models that have configurations, with what writes into these."""
+    names = [(kind.__module__, kind.__name__) for kind in type(model).__mro__]
+    write = next((WRITERS[name] for name in names if name in WRITERS), None)
+    if write is not None and getattr(model, "config", None) is not None:
+        yield model, write
         return
     for child in model.children():
         yield from _pretrained(child)

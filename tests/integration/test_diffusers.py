@@ -92,6 +92,15 @@ def test_quantized_saved_and_loaded(name: str, shards: str, folder: Path, tmp_pa
     assert torch.equal(called(again), called(model))
 
 
+def test_what_quantize_made_of_a_model_is_saved_and_loaded(tmp_path: Path) -> None:
+    """diffusers initialises at random what it misses: configurations say that layers are Ladder's."""
+    model = ladder.quantize_(transformer(), "int4", group_size=16, overrides={"*.to_k": "int8"})
+    model.save_pretrained(tmp_path)
+    found = diffusers.DiTTransformer2DModel.from_pretrained(tmp_path).eval()
+    assert torch.equal(called(found), called(model))
+    assert found.transformer_blocks[0].attn1.to_k.canonical.ttype.name == "int8"
+
+
 def test_pipelines(folder: Path, tmp_path: Path) -> None:
     pipe = diffusers.DDPMPipeline(diffusers.UNet2DModel(
         sample_size=8, in_channels=3, out_channels=3, block_out_channels=(16, 32), layers_per_block=1,
