@@ -437,3 +437,19 @@ def test_whether_tensors_require_gradients_is_set(program, kind):
     for _ in range(3):
         assert outcome(fast) == outcome(program)
     assert fast.outcome == ("split" if program is computed else "whole")
+
+
+@pytest.mark.filterwarnings("ignore:torch.get_autocast:DeprecationWarning")
+def test_types_of_autocast_are_read_by_their_old_names():
+    def program(x):
+        half = torch.get_autocast_gpu_dtype() is torch.float16 and torch.is_autocast_enabled("cpu")
+        return x * (2 if half else 3), x.to(torch.get_autocast_cpu_dtype())
+
+    fast, x = capture(program), torch.ones(3)
+    for dtype in (torch.bfloat16, torch.float16, torch.bfloat16):
+        for enabled in (True, False):
+            with torch.autocast("cpu", dtype, enabled=enabled):
+                for found, wanted in zip(fast(x), program(x), strict=True):
+                    assert found.dtype is wanted.dtype
+                    assert torch.equal(found, wanted)
+    assert fast.outcome == "whole"

@@ -84,6 +84,7 @@ STATE_GUARDED = frozenset(
             " _len_torch_dispatch_stack _is_torch_function_mode_enabled _is_torch_function_all_disabled"
             " _is_grad_enabled _is_inference_mode_enabled _get_autocast_dtype is_autocast_available"
             " _is_autocast_available _is_any_autocast_enabled is_autocast_cpu_enabled"
+            " get_autocast_cpu_dtype get_autocast_gpu_dtype"
             " _get_privateuse1_backend_name _accelerator_getAccelerator _get_deterministic_algorithms"
             " _cuda_getDeviceCount _are_functorch_transforms_active"
         )
