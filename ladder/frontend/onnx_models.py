@@ -344,7 +344,7 @@ def _grouped(call: Call, groups: int, epsilon: float) -> Any:
 def _batch_norm(call: Call) -> Any:
     """Inference: one multiplication and one addition per channel, of numbers that are computed here."""
     known = [call.known(at) for at in range(1, 5)]
-    if call.given.get("training_mode", 0):
+    if call.given.get("training_mode", 0) or not call.given.get("spatial", 1):
         return None
     weight, bias, mean, variance = (
         None if value is None else value.array.astype(np.float64) for value in known

@@ -201,3 +201,21 @@ def test_scatters_of_all(reduction: str) -> None:
     x, new = np.ones((2, 3), np.float32), np.arange(12, dtype=np.float32).reshape(2, 2, 3)
     (found,) = ran("ScatterND", [x, np.zeros((2, 0), np.int64), new], reduction=reduction)
     assert np.array_equal(found, new[1] if reduction == "none" else x + new.sum(0))
+
+
+@pytest.mark.parametrize("stored", [(), (1, 2, 3, 4)])
+@pytest.mark.parametrize("version", [7, 8])
+def test_normalised_places(version: int, stored: tuple[int, ...]) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((2, 3, 1, 4)).astype(np.float32)
+    scale, bias, mean = draw.standard_normal((3, 3, 1, 4)).astype(np.float32)
+    variance = draw.random((3, 1, 4)).astype(np.float32)
+    given = [x, scale, bias, mean, variance]
+    (found,) = ran("BatchNormalization", given, stored=stored, opset=version, spatial=0, epsilon=0.5)
+    np.testing.assert_allclose(found, (x - mean) / np.sqrt(variance + 0.5) * scale + bias, 1e-5, 1e-5)
+
+
+def test_no_image_is_convolved() -> None:
+    empty, weight = np.zeros((0, 2, 3, 3), np.float32), np.ones((4, 2, 2, 2), np.float32)
+    (found,) = ran("DeformConv", [empty, weight, np.zeros((0, 8, 2, 2), np.float32)], kernel_shape=[2, 2])
+    assert found.shape == (0, 4, 2, 2)

@@ -167,15 +167,16 @@ def _hardmax(x: Any, axis: int) -> Any:
 
 
 def _batch_norm(op: Operation, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
-    """Normalise each channel by stored or, in training, by its own mean and variance."""
-    shape = [1, -1, *[1] * (x.ndim - 2)]
+    """Normalise each channel by stored or, in training, by its own mean and variance; or each place."""
+    spatial = bool(op.get("spatial", 1))  # until version 8
+    shape = [1, -1, *[1] * (x.ndim - 2)] if spatial else [1, *x.shape[1:]]
     epsilon, share = op.get("epsilon", 1e-5), op.get("momentum", 0.9)
     training = bool(op.get("training_mode", 0)) or (
         op.version < 7 and not op.get("is_test", 0) and op.count > 1
     )
     if not training:
         return _by_moments(x, scale, bias, mean, variance, epsilon, shape)
-    axes = [axis for axis in range(x.ndim) if axis != 1]
+    axes = [axis for axis in range(x.ndim) if axis != 1] if spatial else [0]
     now, spread = x.float().mean(axes), x.float().var(axes, unbiased=False)
     found = _by_moments(x, scale, bias, now, spread, epsilon, shape)
     return (

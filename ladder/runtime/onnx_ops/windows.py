@@ -288,6 +288,8 @@ def _deform_conv(op: Operation, x: Any, w: Any, offset: Any, bias: Any = None, m
     strides, gaps = settings(op, 2)
     pads, groups, parts = op.get("pads") or [0] * 4, op.get("group", 1), op.get("offset_group", 1)
     n, oh, ow = x.shape[0], offset.shape[2], offset.shape[3]
+    if not n:
+        return x.new_zeros(0, w.shape[0], oh, ow)
     moved = offset.reshape(n, parts, kh * kw, 2, oh, ow)
     rows = torch.arange(oh, device=x.device).reshape(-1, 1) * strides[0] - pads[0]
     columns = torch.arange(ow, device=x.device).reshape(1, -1) * strides[1] - pads[1]
