@@ -1,4 +1,4 @@
-"""Reductions over few positions of windows, written out: of an image's rows, then of its columns.
+"""Reductions over few positions of windows of what is stored, written out: of rows, then of columns.
 
 A loop over a window takes an element at a time where windows slide along the last axis. What is computed of
 moved copies of an image are vectors of neighbouring results, and rows are combined before columns.
@@ -17,6 +17,7 @@ from ladder.ir.build import GraphBuilder, node_attributes, transformed
 from ladder.ir.extents import product, total
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import Affine, parse_indexing
+from ladder.ir.ops import get_operator
 from ladder.ir.shapes import replaced
 from ladder.rewrite.axis_rules import JOIN_FOLDING
 from ladder.rewrite.rules import rewrite
@@ -77,7 +78,15 @@ def _sliding(graph: Graph, node: Node, read: Counter[str]) -> Sliding | None:
     reduced = [names.pop(axis) for axis in reversed(axes)]
     extents = dict(zip(indexing.result, below.tile.shape, strict=True))
     windows = Sliding(below.inputs[0], indexing.operands[0], names, extents, given["pad"])
-    return windows if _is_short(graph, windows, reduced) else None
+    return windows if _is_stored(graph, windows.image) and _is_short(graph, windows, reduced) else None
+
+
+def _is_stored(graph: Graph, value: str) -> bool:
+    """Tell whether a value is read from memory and at most converted; each copy computes what is computed."""
+    node = graph.producer(value)
+    while node.operator in ("pad", "convert") or get_operator(node.operator).engine == "view":
+        node = graph.producer(node.inputs[0])
+    return node.operator == "input" or get_operator(node.operator).engine != "chain"
 
 
 def _is_short(graph: Graph, windows: Sliding, reduced: Sequence[str]) -> bool:

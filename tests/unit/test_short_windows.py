@@ -99,12 +99,27 @@ def test_windows_that_are_read_again_stay() -> None:
     assert has_windows(with_moved_copies(g.finish(total, value)))
 
 
+def test_windows_of_what_is_computed_stay() -> None:
+    """Each copy would compute it: those of a pool of pools, windows of windows."""
+    g = GraphBuilder("pools")
+    value, spec = g.input("x", "float32", (3, 40)), "c w+s -> c w s"
+    for width in (36, 32):
+        value = g.add("pad", value, low=(0, 0), high=(0, 0), value=0)
+        value = g.add("map", value, spec=spec, sizes=(("w", width), ("s", 5)), pad=False)
+        value = g.add("reduce_max", value, axis=2, keep=False)
+    found = with_moved_copies(g.finish(value))
+    assert sum(node.operator == "map" for node in found.nodes) == 1
+    x = g.input("y", "float32", (3, 9))
+    value = g.add("map", g.add("exp", x), spec=spec, sizes=(("w", 7), ("s", 3)), pad=False)
+    assert has_windows(with_moved_copies(g.finish(g.add("reduce_max", value, axis=2, keep=False))))
+
+
 POOLS: dict[str, Any] = {
     "largest": lambda x: F.max_pool2d(x, 3, 2, 1),
     "largest of a gap": lambda x: F.max_pool2d(x, (2, 3), 1, 0, 2),
     "mean": lambda x: F.avg_pool2d(x, 3, 1, 1),
     "mean of steps": lambda x: F.avg_pool2d(x, (3, 2), 2),
-    "of what is computed": lambda x: F.max_pool2d(torch.relu(x + 1), 2) * 2,
+    "before others": lambda x: torch.relu(F.max_pool2d(x, 2) + 1) * 2,
 }
 
 
