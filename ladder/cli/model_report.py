@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import statistics
 import sys
@@ -269,6 +270,12 @@ def called(target: str) -> Any:
     function = imported(target)
     if not callable(function):
         raise ParseError(f"{target!r} is a {type(function).__name__}, not a function")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ParseError(f"{target!r} is called without arguments: {error}") from error
+    except ValueError:  # a function of C that names no parameters
+        pass
     made = function()
     model = made[0] if isinstance(made, tuple) and made else made
     if not callable(model):

@@ -143,6 +143,7 @@ def test_version(ladder: Command) -> None:
         (["explain", "--guards"], "--guards of a program"),
         (["explain", "python:os:getcwd", "--stage", "ir"], "--stage is of a product"),
         (["explain", "python:os:sep"], "'python:os:sep' is a str, not a function"),
+        (["report", "python:math:sqrt"], "'python:math:sqrt' is called without arguments: missing"),
         (["gemm", "--weight", "python:os:sep"], "'python:os:sep' is a str, not a TType"),
         (["gemm", "--weight", "python:..:sep"], "'python:..:sep' names nothing"),
         (["superopt", "--seconds", "nan"], "greater than or equal to 0"),
