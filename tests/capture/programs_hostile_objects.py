@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import ChainMap, defaultdict
+from collections import ChainMap, OrderedDict, defaultdict
 
 import torch
 from capture_world import World, calls, normal, program
@@ -373,3 +373,33 @@ def hostile_arguments_that_cannot_be_spread():
 
     every = [(items, named) for items in ((), [1], 5, "ab") for named in ({}, {1: 2}, {"first": 1}, {"z": 1})]
     return calls(fn, *(lambda pair=pair: (normal(3), *pair) for pair in (*every, *every[::-1])))
+
+
+@program
+def hostile_pairs_that_make_dictionaries():
+    def fn(x, pairs, how):
+        known = {}
+        match how:
+            case "dict":
+                known = dict(pairs)
+            case "iterator":
+                known = dict(iter(pairs))
+            case "ordered":
+                known = OrderedDict(pairs)
+            case "update":
+                known.update(pairs)
+            case "updated":
+                known.update(reversed(pairs))
+            case "merged":
+                known |= pairs
+            case "keys":
+                known = dict.fromkeys(pairs, 2)
+        try:
+            return x * sum(known.values()), list(known), (1, 2) in known
+        except TypeError as error:
+            return x, str(error)
+
+    pairs = [[(1, 2)], [(1, 5)], [("a", 2)], [[1, 7]], [((1, 2), 3)], [((1, 3), 3)], [(1, 2), (1, 3)]]
+    pairs += [[(1,)], [(1, "b")], [(1, 2, 3)], []]
+    ways = ("dict", "iterator", "ordered", "update", "updated", "merged", "keys")
+    return calls(fn, *(lambda each=each, how=how: (normal(3), each, how) for how in ways for each in pairs))

@@ -21,7 +21,14 @@ from ladder.capture.operations.objects import (
     pinned_part,
     settled,
 )
-from ladder.capture.operations.replay import advance, drained, is_hidden, known_iterator, replay
+from ladder.capture.operations.replay import (
+    advance,
+    drained,
+    is_hidden,
+    known_iterator,
+    replay,
+    touch_pairs,
+)
 from ladder.capture.operations.tensor_operators import known_text
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
@@ -60,7 +67,7 @@ def container_method(
             return quick
     rest, kwargs = vm.plain_given(rest, kwargs)
     rest = _with_known_key(vm, owner, rest)
-    if any(is_hidden(vm, item) for item in rest) and _takes_items(name, rest):
+    if any(_is_taken_apart(vm, owner, item) for item in rest) and _takes_items(name, rest):
         return _with_items(vm, function, owner, name, rest, kwargs)
     if base in (dict, OrderedDict, defaultdict) and name in ("__getitem__", "__contains__"):
         quick = dict_read(vm, owner, name, rest)
@@ -74,6 +81,11 @@ def _with_known_key(vm: Interpreter, owner: Any, rest: tuple[Any, ...]) -> tuple
     """Return the arguments of a method; a key that values of tensors make up is assumed to be what it is."""
     hashed = bool(rest) and is_a(owner, dict | set | frozenset)
     return (known_text(vm, rest[0]), *rest[1:]) if hashed else rest
+
+
+def _is_taken_apart(vm: Interpreter, owner: Any, item: Any) -> bool:
+    """Say whether a method must not take the items of an iterator itself: what pairs hold is looked at."""
+    return is_hidden(vm, item) or (is_a(owner, dict) and type(item) in natives.ITERATORS)
 
 
 def _takes_items(name: str, rest: tuple[Any, ...]) -> bool:
@@ -90,7 +102,7 @@ def _with_items(
         method, rest, kwargs = natives.FILLS[method.__objclass__], rest[:1], {}
     if method in natives.STEPWISE:
         return vm.call_function(pinned_part(vm, polyfills.item_by_item), (method, owner, *rest), kwargs)
-    rest = tuple(drained(vm, item) if is_hidden(vm, item) else item for item in rest)
+    rest = tuple(drained(vm, item) if _is_taken_apart(vm, owner, item) else item for item in rest)
     return container_method(vm, function, owner, name, rest, kwargs)
 
 
@@ -134,6 +146,7 @@ def _admit_method(
     if name in ("extend", "update", "__init__", "extendleft"):
         for item in rest:
             admit_iterable(vm, item)
+        touch_pairs(vm, rest if is_a(owner, dict) else ())
     hashed = is_a(owner, dict | set | frozenset) and name not in ("update", "__init__", "__eq__")
     keyed = hashed and bool(rest) and not is_plain(rest[0])
     if keyed and not identity_key(vm, owner, rest[0]):

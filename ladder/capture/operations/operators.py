@@ -31,7 +31,7 @@ from ladder.capture.operations.objects import (
     settled,
     tuple_item,
 )
-from ladder.capture.operations.replay import admit, is_hidden, replay
+from ladder.capture.operations.replay import admit, is_hidden, replay, touch_pairs
 from ladder.capture.operations.symbolic import computed_dynamic, pure_dynamic
 from ladder.capture.operations.tensor_operators import known_text, tensor_operator
 from ladder.capture.operations.truth import decided, user_constant
@@ -175,6 +175,7 @@ def _container_binary(vm: Interpreter, symbol: str, function: Any, left: Any, ri
     looking = symbol in COMPARE or is_a(left, set | frozenset | dict) or symbol.startswith("%")
     for item in (left, right):
         admit(vm, item, looking and not (is_a(left, dict) and symbol.startswith("|")))
+    touch_pairs(vm, (right,) if is_a(left, dict) else ())
     in_place = symbol.endswith("=") and symbol not in COMPARE and not is_constant(left)
     changes = [vm.heap.node(left)] if in_place and type(left) in (list, set, dict) else []
     return perform(vm, function, (left, right), {}, changes)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -92,7 +92,7 @@ def replay(
     if hidden and function in natives.CHANGES and _consumes(function):
         return vm.call_function(pinned_part(vm, polyfills.item_by_item), (function, *args), kwargs)
     if _consumes(function):
-        kinds = natives.ITERATORS if looking else frozenset()
+        kinds = natives.ITERATORS if looking or function in natives.NAMED_ITEMS else frozenset()
         args = tuple(
             drained(vm, item) if type(item) in kinds or is_hidden(vm, item) else item for item in args
         )
@@ -124,12 +124,26 @@ def _iterated_args(vm: Interpreter, function: Any, args: tuple[Any, ...]) -> tup
 
 def _replayed(vm: Interpreter, function: Any, args: Any, kwargs: Any, looking: bool, hidden: bool) -> Any:
     moved = () if function in natives.NAMED_ITEMS else kwargs.values()
+    if function in natives.NAMED_ITEMS:
+        touch_pairs(vm, args)
+    elif function == dict.fromkeys:
+        vm.heap.touch(args)
     for item in (*args, *moved):
         _admit_fixed(vm, function, item) if looking and _holds_fixed(vm, item) else admit(vm, item, looking)
     if hidden:
         return _hidden_result(vm, function, args, kwargs)
     changes = [vm.heap.node(args[0])] if function in natives.CHANGES else []
     return perform(vm, function, args, kwargs, changes)
+
+
+def touch_pairs(vm: Interpreter, sources: Iterable[Any]) -> None:
+    """Guard what natives look at that make a dictionary of pairs: how long these are, and their keys."""
+    for source in sources:
+        if is_a(source, list | tuple | deque):
+            vm.heap.touch(source, 2)
+            for pair in contents(source):
+                vm.heap.touch(pair, 1)
+                vm.heap.touch(pair[0]) if is_a(pair, list | tuple) and pair else None
 
 
 def _keys_alone(vm: Interpreter, value: Any) -> Any:
