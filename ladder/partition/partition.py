@@ -17,7 +17,7 @@ from ladder.partition.convolutions import Choose, best_candidate, read_in_order
 from ladder.partition.elements import without_kernel
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
 from ladder.partition.products import Products
-from ladder.partition.recomputed import with_recomputed
+from ladder.partition.recomputed import with_recomputed, without_stored
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes, separate_loops
 from ladder.partition.scatter import in_place, with_scatters, without_puts
 from ladder.partition.subgraphs import OURS, Subgraph, engine, extract, outside_inputs, part_of
@@ -245,7 +245,7 @@ def partition(
     views = _views(graph, parts, library, chains.stored, rows, units > 0)
     parts = [without_kernel(part, kind) for part in parts + views]
     found = ordered(graph, absorb_copies(graph, parts, again=units > 0))
-    found = with_recomputed(graph, found, kind) if units else found
+    found = without_stored(graph, with_recomputed(graph, found, kind), kind) if units else found
     return fuse_horizontally(graph, found) if side_by_side else found
 
 

@@ -39,6 +39,68 @@ def with_recomputed(graph: Graph, parts: Sequence[Subgraph], kind: str) -> list[
     return found
 
 
+def without_stored(graph: Graph, parts: Sequence[Subgraph], kind: str) -> list[Subgraph]:
+    """Return the parts with fewer results: those that their readers compute of others, or of what is read.
+
+    As of a square that is summed, or shares of a sum: what reads them may as well read x and the sum.
+    """
+    found = list(parts)
+    for at, part in enumerate(parts):
+        for value in part.outputs if part.kind == "chain" else ():
+            again = _computed_apart(graph, found[at], value)
+            users = [user for user in found if value in user.inputs]
+            if again is None or not users or not _is_light(graph, again):
+                continue
+            joined = [_computing(graph, again, user, kind) for user in users]
+            rest = _with_results(graph, found[at], value, again.inputs, kind)
+            instead = {id(user): one for user, one in zip(users, joined, strict=True) if one is not None}
+            if rest is not None and len(instead) == len(users):
+                found = [instead.get(id(one), one) for one in found]
+                found[at] = rest
+    return found
+
+
+def _computed_apart(graph: Graph, part: Subgraph, value: str) -> Subgraph | None:
+    """Return what computes a result of others, numbers of rows and what a part reads; None if nothing."""
+    own = {node.name: node for node in part.graph.nodes if node.operator != "input"}
+    count, others = product(graph.tile(value).shape), {*part.outputs} - {value}
+    ahead, members = [value], set[str]()
+    while ahead:
+        node = own.get(ahead.pop())
+        if node is None or node.name in members or others.intersection(node.values):
+            continue
+        few = product(node.tile.shape)
+        if node.operator in (*REDUCTIONS, *SCANS):
+            if not (isinstance(few, int) and isinstance(count, int) and NUMBERS * few <= count):
+                return None
+            continue
+        members.add(node.name)
+        ahead += node.inputs
+    if not members:
+        return None
+    region = extract(graph, members, (value,), "chain")
+    return Subgraph("chain", region, outside_inputs(graph, members), (value,))
+
+
+def _with_results(
+    graph: Graph, part: Subgraph, value: str, read: Sequence[str], kind: str
+) -> Subgraph | None:
+    """Return a part that gives what is read of it instead of a value; None if that is no chain."""
+    own = {node.name for node in part.graph.nodes if node.operator != "input"}
+    outputs = tuple(
+        other for other in dict.fromkeys((*part.outputs, *read)) if other in own and other != value
+    )
+    if not outputs:
+        return None
+    whole = needed(extract(graph, own, outputs), outputs)
+    members = {node.name for node in whole.nodes if node.operator != "input"}
+    region = extract(graph, members, outputs, "chain")
+    loops = row_axes(region, outputs) is not None or column_axes(region, outputs) is not None
+    if not loops or lacking(region, kind):
+        return None
+    return Subgraph("chain", region, outside_inputs(graph, members), outputs, part.reason)
+
+
 def _is_light(graph: Graph, part: Subgraph) -> bool:
     """Tell whether a part is a chain of few operations by element, and no result."""
     nodes = part.graph.nodes

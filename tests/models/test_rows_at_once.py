@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from test_gpu_partition import DEVICE, on_gpu, planned, run  # noqa: F401
 
 from ladder.ir import Graph, GraphBuilder, evaluate
+from ladder.ir.extents import product
 from ladder.lower.chain import emit_chain
 from ladder.movement.mapping import Mapping
 from ladder.simulate import simulate_launch
@@ -210,3 +211,29 @@ def test_vectors_take_thin_borders_along(program: Program, columns: int, kind: t
     np.testing.assert_allclose(
         found, program(x).numpy(), rtol=1e-3, atol=1e-2 if kind == torch.float16 else 1e-6
     )
+
+
+def factored(g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both means read squares, which nothing stores."""
+    squares = g * g + 1e-30
+    return squares.mean(-1), squares.mean(0)
+
+
+def spread_shares(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums over rows of what each row has been divided into read the rows again, and two numbers of each."""
+    p = x.float().softmax(-1)
+    return p.sum(0), (p * p).sum(-1)
+
+
+@pytest.mark.parametrize("program", [factored, spread_shares])
+def test_what_is_computed_of_what_is_read_is_not_stored(program: Program) -> None:
+    x = torch.randn(256, 128, generator=torch.Generator().manual_seed(0)).half()
+    parts = planned(program, x if program is spread_shares else x.float())
+    assert all(
+        product(tile.shape) < x.numel() for part in parts for tile in map(part.graph.tile, part.outputs)
+    )
+    values = {"arg0_1": (x if program is spread_shares else x.float()).numpy()}
+    run(parts, values)
+    ends = {tuple(values[value].shape): values[value] for part in parts for value in part.outputs}
+    for wanted in program(x.double() if program is factored else x):
+        np.testing.assert_allclose(ends[tuple(wanted.shape)], wanted.numpy(), rtol=1e-5)
