@@ -5,7 +5,7 @@ As of ``x - mean``, which reads x: what reads the difference may as well read x 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import ceil
 
 from ladder.ir.build import draws
@@ -49,7 +49,7 @@ def without_stored(graph: Graph, parts: Sequence[Subgraph], kind: str) -> list[S
         for value in part.outputs if part.kind == "chain" else ():
             again = _computed_apart(graph, found[at], value)
             users = [user for user in found if value in user.inputs]
-            if again is None or not users or not _is_light(graph, again):
+            if again is None or not users or not _is_light(graph, again, _moving_again(again)):
                 continue
             joined = [_computing(graph, again, user, kind) for user in users]
             rest = _with_results(graph, found[at], value, again.inputs, kind)
@@ -101,12 +101,21 @@ def _with_results(
     return Subgraph("chain", region, outside_inputs(graph, members), outputs, part.reason)
 
 
-def _is_light(graph: Graph, part: Subgraph) -> bool:
+def _moving_again(part: Subgraph) -> set[str]:
+    """Return operators by which a part moves elements, but reads none several times, or few."""
+    once, (value,) = {"pad", "slice"}, part.outputs
+    few = [product(n.tile.shape) for n in part.graph.nodes if n.operator == "gather"]
+    most = product(part.graph.tile(value).shape)
+    numbers = all(isinstance(n, int) and isinstance(most, int) and NUMBERS * n <= most for n in few)
+    return {*once, "gather"} if numbers else once
+
+
+def _is_light(graph: Graph, part: Subgraph, passed: Collection[str] = ()) -> bool:
     """Tell whether a part is a chain of few operations by element, and no result."""
     nodes = part.graph.nodes
     if part.kind != "chain" or set(part.outputs) & set(graph.outputs) or any(map(draws, nodes)):
         return False
-    operators = {node.operator for node in nodes}
+    operators = {node.operator for node in nodes}.difference(passed)
     work = sum(WORK.get(node.operator, 1) for node in nodes)
     return not operators & {*MOVING, *REDUCTIONS, *LONG_ON_GPUS} and work < LONG_WORK
 

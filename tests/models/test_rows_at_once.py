@@ -237,3 +237,43 @@ def test_what_is_computed_of_what_is_read_is_not_stored(program: Program) -> Non
     ends = {tuple(values[value].shape): values[value] for part in parts for value in part.outputs}
     for wanted in program(x.double() if program is factored else x):
         np.testing.assert_allclose(ends[tuple(wanted.shape)], wanted.numpy(), rtol=1e-5)
+
+
+def test_positions_of_64_bits_are_worked_out_in_32() -> None:
+    """Remainders of 64 bits, of which each takes dozens of instructions, are of no position."""
+    (part,) = planned(lambda x: x + torch.eye(37), torch.randn(37, 37))
+    text = str(emit_chain(part.graph, DEVICE, "chain", Mapping()).script())
+    assert text.count('T.Cast("int64", T.reinterpret("int32"') == 2
+    values = {next(iter(part.inputs)): np.ones((37, 37), np.float32)}
+    run([part], values)
+    np.testing.assert_array_equal(values[part.outputs[0]], 1 + np.eye(37))
+
+
+def ranked_labels(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    t = x.gather(1, y[:, None])
+    return (x > t).sum(-1), t[:, 0] * 2
+
+
+def test_what_is_filled_up_to_be_summed_in_parts_is_not_stored() -> None:
+    parts = planned(ranked_labels, torch.randn(16, 50257), torch.zeros(16, dtype=torch.int64))
+    assert max(product(part.graph.tile(value).shape) for part in parts for value in part.outputs) < 16 * 100
+
+
+def turned(a: torch.Tensor) -> torch.Tensor:
+    """A curl: each part of the join has functions of its own, and rows and vectors at borders."""
+
+    def along(x: torch.Tensor, axis: int) -> torch.Tensor:
+        return (x.roll(-1, axis) - x.roll(1, axis)) * 0.5
+
+    x, y, z = a
+    parts = along(z, 1) - along(y, 2), along(x, 2) - along(z, 0), along(y, 0) - along(x, 1)
+    return torch.stack([parts[0].exp() * x, parts[1].sin() + parts[1] * y, parts[2] * parts[2] * z])
+
+
+def test_borders_of_vectors_within_parts_of_joins() -> None:
+    x = torch.randn(3, 4, 5, 40, generator=torch.Generator().manual_seed(0))
+    (part,) = planned(turned, x)
+    values = {next(iter(part.inputs)): x.numpy()}
+    run([part], values)
+    found = values[part.outputs[0]].reshape(x.shape)
+    np.testing.assert_allclose(found, turned(x.double()).numpy(), rtol=1e-5, atol=1e-6)

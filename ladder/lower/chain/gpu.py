@@ -281,7 +281,7 @@ class VectorLoops:
     def width_around_borders(self, value: str, cuts: Sequence[tuple[Expr, Expr]]) -> int:
         """Return the width of vectors that take borders of fewer elements along, one by one; 1: none do."""
         columns = self.nest.graph.tile(value).shape[-1]
-        alone = len(cuts) < 2 or self.nest.reductions() or self.works_apart() or not self.nest.works_together
+        alone = len(cuts) < 2 or self.nest.reductions() or self.works_apart()
         known = isinstance(columns, int) and all(isinstance(end, int) for piece in cuts for end in piece)
         if alone or not isinstance(columns, int) or not known:
             return 1

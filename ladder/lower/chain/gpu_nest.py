@@ -34,7 +34,7 @@ from ladder.lower.chain.divisions import (
     quotient,
 )
 from ladder.lower.chain.element_types import stored_type
-from ladder.lower.chain.indices import Index
+from ladder.lower.chain.indices import Index, variables_of
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scans import scan_row
 from ladder.lower.chain.scatter import Chain
@@ -123,7 +123,7 @@ class GpuNest(Nest):
         }
         self.values.rounded = lambda value, kind: dialect.rounded_through(value, kind, self.values.named)
         self.values.encoded, self.values.decoded = dialect.encoded, dialect.decoded
-        self.values.row_number = dialect.row_number
+        self.values.row_number, self.values.narrow = dialect.row_number, self.lanes == 1
         self.shifts = any(node.operator in ("slice", "map") for node in graph.nodes) and not self.reductions()
         self.alone, self.works_together = False, computed_apart(graph) < WORK_APART
         widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
@@ -230,7 +230,8 @@ class GpuNest(Nest):
         if width == 1 or (self.works_together and (around or self.decided_alike(value, places))):
             body()
             return
-        self.branched(value, places[0], (), body)  # nothing is loaded while conditions are looked for
+        unknown = tuple(variables_of(column)) if around else ()  # of elements at borders
+        self.branched(value, places[0], unknown, body)  # nothing is loaded while conditions are looked for
 
     def decided_alike(self, value: str, places: Sequence[Index]) -> bool:
         """Tell whether joins and borders depend on nothing in which a vector's elements differ.

@@ -70,8 +70,8 @@ class Values(Indices):
         """Those on which it depends whether the value being made may be read."""
         self.zeroed: set[str] = set()
         """Values of which loads under conditions give zeros where those fail."""
-        self.looking = False
-        """Whether only the loads count: reductions need no cells then."""
+        self.narrow = self.looking = False
+        """Whether positions of 64 bits are worked out in 32; only loads count: reductions need no cells."""
         self.keep: Callable[[Expr], Expr] | None = None
         """Puts what several nodes read into a register; None where nothing may be emitted."""
         self.clamped = every_axis(self.graph)
@@ -285,7 +285,7 @@ def _iota(values: Values, node: Node, index: Index, attributes: Mapping[str, Any
     dtype = computed_type(node.tile.ttype.name)
     if isinstance(position, int):
         return tirx.const(position, dtype)
-    return T.Cast(dtype, opaque(position) if dtype == "int64" else position)  # it is worked out in 32 bits
+    return T.Cast(dtype, opaque(position) if values.narrow and dtype == "int64" else position)
 
 
 def _moved(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
