@@ -395,7 +395,7 @@ def hostile_pairs_that_make_dictionaries():
             case "keys":
                 known = dict.fromkeys(pairs, 2)
         try:
-            return x * sum(known.values()), list(known), (1, 2) in known
+            return x * sum(known.values()), list(known), (1, 2) in known, (1, 2) in pairs
         except TypeError as error:
             return x, str(error)
 

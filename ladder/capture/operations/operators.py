@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.heap.single import contents
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
 from ladder.capture.operations.containers import (
@@ -274,6 +275,8 @@ def _holds_natively(vm: Interpreter, container: Any, item: Any) -> bool:
         return item in container
     if keys := _looked_up(container, item):
         vm.heap.touch(container, 1)
+        for each in contents(container) or ():
+            vm.heap.touch(each)  # tuples are compared by what they hold
         for key in keys:
             vm.heap.meet_key(key)
         return item in container
