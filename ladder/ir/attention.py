@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ladder.ir.attention_row import operand_names
-from ladder.ir.build import node_attributes
+from ladder.ir.build import GraphBuilder, node_attributes
 from ladder.ir.graph import Graph, Node
 from tile_types.errors import DTypeError, ShapeError
 
@@ -121,7 +121,9 @@ def head_problem(form: Attention) -> str:
     return "" if fits else f"heads of {form.size} elements have no kernel"
 
 
-def as_attention(graph: Graph, node: Node, types: Sequence[str] = FLOATS, *, alike: bool = True) -> Attention:
+def as_attention(
+    graph: Graph | GraphBuilder, node: Node, types: Sequence[str] = FLOATS, *, alike: bool = True
+) -> Attention:
     """Return the problem that an ``attention`` node is.
 
     types: Of q that a device multiplies.
@@ -153,7 +155,7 @@ def as_attention(graph: Graph, node: Node, types: Sequence[str] = FLOATS, *, ali
     return Attention(heads, kv_heads, size, named["q"], named["k"], mask, position, *how)
 
 
-def open_extents(graph: Graph, node: Node) -> tuple[object, object, object]:
+def open_extents(graph: Graph | GraphBuilder, node: Node) -> tuple[object, object, object]:
     """Return batch, tokens and keys of an ``attention`` node: numbers or expressions."""
     q, k = (graph.tile(value).shape for value in node.inputs[:2])
     return q[0], q[-2], k[-2]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ladder.ir.build import node_attributes
+from ladder.ir.extents import size_names
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 
@@ -53,4 +54,11 @@ def _is_exact(node: Node) -> bool:
     whole = ttype.name in WHOLE or node.operator == "constant"
     extents = [extent for extent in shape if isinstance(extent, int)]
     small = len(extents) == len(shape) and prod(extents) <= MOST_ELEMENTS
-    return whole and small and node.operator not in ("input", "call")
+    return whole and small and node.operator not in ("input", "call") and not _reads_sizes(node)
+
+
+def _reads_sizes(node: Node) -> bool:
+    """Tell whether an attribute depends on open sizes."""
+    kinds = get_operator(node.operator).attributes
+    given = [value for name, value in node.attributes if kinds[name].kind in ("extent", "extents")]
+    return any(size_names(value if isinstance(value, tuple) else [value]) for value in given)

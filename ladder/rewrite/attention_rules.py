@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
-from ladder.ir.attention import CODES
+from ladder.ir.attention import CODES, as_attention, open_extents
 from ladder.ir.attention_row import EXTRAS, named_operands
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 from ladder.rewrite.rules import Match, Rule, Rules, pattern
+from schedules.attention import choose
+from targets import TileDevice
+from tile_types.errors import LadderError
 
 VIEWS = ("reshape", "broadcast")
 COMPARISONS = {"less": 0, "less_equal": 1}
@@ -111,6 +116,39 @@ def _keep_codes(match: Match) -> str | None:
     given["k"], given["k_scale"] = keys
     given["v"], given["v_scale"] = values
     return _rebuilt(match, given)
+
+
+def _add_mask(match: Match, device: TileDevice) -> str | None:
+    """Mask that chooses -> what is added: torch's attention would make it of the mask in each layer."""
+    if not node_attributes(match.root)["choose"] or not _is_torchs(match, device):
+        return None
+    given, builder = _operands(match, match.root), match.builder
+    mask = builder.node(given["mask"])
+    once = builder.node(mask.inputs[0]) if mask.operator == "broadcast" else mask
+    ttype = builder.tile(given["q"]).ttype.name
+    none, hidden = (builder.add("constant", value=value, type=ttype) for value in (0.0, -math.inf))
+    added = builder.add("select", once.name, none, hidden)
+    if once is not mask:
+        added = builder.add("broadcast", added, shape=mask.tile.shape)
+    return _rebuilt(match, given | {"mask": added}, choose=False)
+
+
+def _is_torchs(match: Match, device: TileDevice) -> bool:
+    """Tell whether attention of known sizes is predicted to be faster by torch."""
+    extents = open_extents(match.builder, match.root)
+    batch, tokens, keys = (extent if isinstance(extent, int) else 0 for extent in extents)
+    if not batch * tokens * keys:
+        return False
+    try:
+        choice = choose(as_attention(match.builder, match.root), device, (batch, tokens, keys))
+    except LadderError:
+        return True
+    return choice.seconds > choice.library
+
+
+def added_masks(device: TileDevice) -> Rules:
+    """Return the rule for attention that is torch's on a device with kernels of ours."""
+    return (Rule("masks are added", pattern("attention"), partial(_add_mask, device=device)),)
 
 
 TURNED: Rules = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ladder.ir.graph import Graph
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
-from ladder.rewrite.attention_rules import ATTENTION_FORMS, QUERY_LAYOUT, TURNED
+from ladder.rewrite.attention_rules import ATTENTION_FORMS, QUERY_LAYOUT, TURNED, added_masks
 from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS, ROWS_OF_PRODUCTS
 from ladder.rewrite.bounds import BOUND_FOLDING
 from ladder.rewrite.convolution_rules import (
@@ -68,7 +68,6 @@ ATTENTION = (
     rewriting("views of its operands", LAYOUT_FOLDING),
     rewriting("attention takes in what lies around it", ATTENTION_FORMS),
     rewriting("queries by tokens", QUERY_LAYOUT),
-    Pass("merge equal masks", merge_equal),
 )
 
 TURNING = rewriting("attention writes a token's heads side by side", TURNED)
@@ -99,7 +98,10 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
     nvidia = is_nvidia(device)
     alone = sum(node.operator == "contract" for node in graph.nodes) == 1
     channels = ordering(OURS_LAST if nvidia else lone(device) if alone else CHANNELS_LAST)
-    passes = (*FOLDING, *matches, *GROUPS, channels, *LAST, *(ATTENTION if ours else ()))
+    passes = (*FOLDING, *matches, *GROUPS, channels, *LAST)
+    if device is not None and ours:
+        masks = rewriting("masks that torch's attention adds", added_masks(device))
+        passes = (*passes, *ATTENTION, masks, Pass("merge equal masks", merge_equal))
     if device is not None:
         passes = (*passes, *((TURNING, WINDOWS) if device.kind == "llvm" else ROWS))
     return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))

@@ -278,11 +278,51 @@ def test_masks_that_are_known_while_compiling(case: str) -> None:
     assert np.allclose(found, expected, atol=1e-12, equal_nan=True)
 
 
+def test_masks_of_open_sizes() -> None:
+    """What a mask hides is no constant where it depends on a size."""
+
+    class Masked(nn.Module):
+        def forward(self, q: Tensor, x: Tensor) -> Tensor:
+            seen = torch.arange(9) < x.shape[0]
+            behind = torch.arange(x.shape[0]) <= torch.arange(x.shape[0])[:, None]
+            own = F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], behind)
+            return F.scaled_dot_product_attention(q, q, q, seen[None]) + own.sum()
+
+    torch.manual_seed(0)
+    q, fast = torch.randn(1, 2, 9, 8), ladder.compile(Masked())
+    with torch.no_grad():
+        for size in (3, 5, 9, 2, 12):
+            x = torch.randn(size, 8)
+            torch.testing.assert_close(fast(q, x), Masked()(q, x))
+
+
 def test_heads_that_no_kernel_takes_are_torchs() -> None:
     g = GraphBuilder("model")
     operands = [g.input(name, "float16", (2, 4, 1, 6)) for name in "qkv"]
     (part,) = partition(g.finish(g.add("attention", *operands)), device=DEVICE)
     assert (part.kind, part.reason) == ("library", "torch's: heads of 6 elements have no kernel")
+
+
+def test_masks_are_added_where_attention_is_torchs() -> None:
+    """Once for all layers, and of what repeats along tokens only that."""
+
+    class Twice(nn.Module):
+        def forward(self, q: Tensor, seen: Tensor) -> Tensor:
+            mask = (seen[:, None, None] > 0).expand(-1, 1, q.shape[-2], -1)
+            for _ in range(2):
+                q = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+            return q
+
+    for batch, tokens, added in ((8, 512, True), (1, 4, False)):
+        q, seen = torch.randn(batch, 12, tokens, 64).half(), torch.ones(batch, tokens)
+        _, after = simplified(Twice(), q, seen)
+        first, second = (node for node in after.nodes if node.operator == "attention")
+        assert first.inputs[3] == second.inputs[3]
+        assert node_attributes(first)["choose"] == node_attributes(second)["choose"] == (not added)
+        assert after.tile(first.inputs[3]).ttype.name == ("float16" if added else "bool")
+        assert {node.tile.shape for node in after.nodes if node.operator == "select"} == (
+            {(batch, 1, 1, tokens)} if added else set()
+        )
 
 
 def test_torchs_attention_gets_masks_whose_rows_are_dense() -> None:
