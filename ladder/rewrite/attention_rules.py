@@ -6,7 +6,14 @@ import math
 from functools import partial
 from typing import Any
 
-from ladder.ir.attention import CODES, as_attention, open_extents
+from ladder.ir.attention import (
+    CODES,
+    FLOATS,
+    HEAD_MULTIPLE,
+    MOST_HEAD_ELEMENTS,
+    as_attention,
+    open_extents,
+)
 from ladder.ir.attention_row import EXTRAS, named_operands
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Node
@@ -118,6 +125,24 @@ def _keep_codes(match: Match) -> str | None:
     return _rebuilt(match, given)
 
 
+def _fill_heads(match: Match) -> str | None:
+    """Attention of heads that kernels do not take -> of heads with zeros behind their elements."""
+    given, builder = _operands(match, match.root), match.builder
+    tile, shape = builder.tile(given["q"]), match.root.tile.shape
+    size = tile.shape[-1]
+    if not isinstance(size, int) or shape[-1] != size or tile.ttype.name not in FLOATS:
+        return None
+    zeros = -size % HEAD_MULTIPLE
+    if not zeros or size > MOST_HEAD_ELEMENTS or "k_scale" in given:
+        return None
+    none = (0,) * len(shape)
+    for name in "qkv":
+        given[name] = builder.add("pad", given[name], low=none, high=(*none[1:], zeros))
+    scale = node_attributes(match.root)["scale"]
+    whole = _rebuilt(match, given, scale=float(size) ** -0.5 if scale is None else scale)
+    return builder.add("slice", whole, begin=none, shape=shape)
+
+
 def _add_mask(match: Match, device: TileDevice) -> str | None:
     """Mask that chooses -> what is added: torch's attention would make it of the mask in each layer."""
     if not node_attributes(match.root)["choose"] or not _is_torchs(match, device):
@@ -160,6 +185,7 @@ ATTENTION_FORMS: Rules = (
     *TURNED,
     Rule("positions for masks", pattern("attention"), _place),
     Rule("codes of keys", pattern("attention"), _keep_codes),
+    Rule("heads that kernels take", pattern("attention"), _fill_heads),
 )
 """For targets whose kernels read positions and codes."""
 

@@ -303,6 +303,22 @@ def test_heads_that_no_kernel_takes_are_torchs() -> None:
     assert (part.kind, part.reason) == ("library", "torch's: heads of 6 elements have no kernel")
 
 
+@pytest.mark.parametrize("size", [6, 20, 8])
+def test_heads_are_filled_up_to_what_kernels_take(size: int) -> None:
+    class Attending(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    torch.manual_seed(0)
+    operands = torch.randn(3, 2, 4, 5, size).half().unbind(0)
+    before, after = simplified(Attending(), *operands)
+    (node,) = (node for node in after.nodes if node.operator == "attention")
+    assert after.tile(node.inputs[0]).shape[-1] == -(-size // 8) * 8
+    assert any(part.kind == "attention" for part in partition(after, device=DEVICE))
+    values = [x.double().numpy() for x in operands]
+    assert np.allclose(evaluate(after, values), evaluate(before, values), atol=1e-12)
+
+
 def test_masks_are_added_where_attention_is_torchs() -> None:
     """Once for all layers, and of what repeats along tokens only that."""
 
