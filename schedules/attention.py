@@ -113,9 +113,9 @@ LIBRARY_ROWS, LIBRARY_STEP, LIBRARY_LEAST, LIBRARY_TURN = 128, 64, 96, 0.97
 heads, elements of which smaller heads take the time, and the fraction of a core's sustained rate that a block
 reaches. Each block walks all keys: 864 sizes on an H200, `h200_library_attention_2026-11-28.json`."""
 
-LIBRARY_BLOCK = 1.4e-6
-"""Seconds that each further block on a multiprocessor takes torch's attention beside its products: of the
-same sizes, and of windows of 49 tokens (`h200_models_compiled_2026-11-30.json`: 7,296 blocks in 136 us)."""
+LIBRARY_BLOCK = 1.8e-6
+"""Seconds that each further block on a multiprocessor takes torch's attention beside its products: of short
+sequences, `h200_short_attention_2026-11-30.json` (0.92 to 1.11 of the times), and of the same 864 sizes."""
 
 LIBRARY_WIDE, LIBRARY_WIDE_HEAD, LIBRARY_WIDE_STREAM = 128, 256, 0.86
 """Elements of heads beyond which torch's attention of one token takes the time of the second number, and the
