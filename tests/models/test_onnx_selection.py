@@ -145,6 +145,16 @@ def test_places_that_are_no_numbers_give_none(special: float) -> None:
     assert bool(found[:, :, 0, 1].isnan().all())
 
 
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+def test_infinite_places_are_at_the_border(mode: str) -> None:
+    op = Operation("GridSample", 20, {"mode": mode, "padding_mode": "border"})
+    x, grid = torch.randn(1, 2, 3, 4), torch.rand(1, 2, 3, 2) * 2 - 1
+    far, beyond = grid.clone(), grid.clone()
+    for at, sign, axis in ((0, 1, 0), (1, -1, 1), (2, 1, 1)):
+        far[0, 1, at, axis], beyond[0, 1, at, axis] = 9.0 * sign, torch.inf * sign
+    assert torch.equal(TABLE["GridSample"](op, x, far.double()), TABLE["GridSample"](op, x, beyond.double()))
+
+
 @pytest.mark.parametrize("index", [4, -5, 1 << 40])
 def test_gather_out_of_range_is_one_error(tmp_path: Any, index: int) -> None:
     info = helper.make_tensor_value_info

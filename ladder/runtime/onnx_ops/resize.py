@@ -252,6 +252,10 @@ TORCHS_MODES = ({"linear": "bilinear", "cubic": "bicubic"}, {"linear": "bilinear
 """Modes of images, and of volumes -> what torch calls them. What is nearest is found in float64."""
 
 
+FARTHEST = 4
+"""Elements beyond an image that no kernel reaches into it."""
+
+
 def _is_sampled_by_torch(x: Any, grid: Any) -> bool:
     """Whether torch's kernel samples a tensor at such places: to it NaN and infinity are places outside."""
     plain = x.ndim in (4, 5) and x.dtype in (torch.float32, torch.float64) and x.device.type == "cpu"
@@ -270,6 +274,8 @@ def _grid_sample(op: Operation, x: Any, grid: Any) -> Any:
         extent = x.shape[2 + axis]
         at = grid[..., rank - 1 - axis].double()
         at = (at + 1) / 2 * (extent - 1) if corners else ((at + 1) * extent - 1) / 2
+        if op.get("padding_mode", "zeros") == "border":  # all is alike so far outside, infinity too
+            at = at.clamp(-FARTHEST, extent - 1 + FARTHEST)
         places.append(at)
     if mode == "nearest":
         weights = [[(place.round(), torch.ones_like(place))] for place in places]
