@@ -32,6 +32,7 @@ MOST = 25
 class Sliding:
     """Windows along axes of an image, all positions of which are reduced.
 
+    map: The node that makes them.
     image: What they are of.
     places: Per axis of the image, the place that an element of a window has.
     names: Index of each axis of the result.
@@ -39,6 +40,7 @@ class Sliding:
     pad: Whether places beyond a border are zeros.
     """
 
+    map: str
     image: str
     places: Sequence[Affine]
     names: Sequence[str]
@@ -55,9 +57,15 @@ def with_moved_copies(graph: Graph) -> Graph:
     if not any(found.values()):
         return graph
 
+    images: dict[str, str] = {}
+
     def one(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
+        if node.operator == "map":
+            images[node.name] = inputs[0]  # the new graph may name it otherwise
         windows = found.get(node.name)
-        return None if windows is None else _combined(builder, node, windows)
+        if windows is None:
+            return None
+        return _combined(builder, node, replace(windows, image=images[windows.map]))
 
     return rewrite(replace(transformed(graph, one), grid=graph.grid), JOIN_FOLDING)
 
@@ -77,7 +85,7 @@ def _sliding(graph: Graph, node: Node, read: Counter[str]) -> Sliding | None:
     names = list(indexing.result)
     reduced = [names.pop(axis) for axis in reversed(axes)]
     extents = dict(zip(indexing.result, below.tile.shape, strict=True))
-    windows = Sliding(below.inputs[0], indexing.operands[0], names, extents, given["pad"])
+    windows = Sliding(below.name, below.inputs[0], indexing.operands[0], names, extents, given["pad"])
     return windows if _is_stored(graph, windows.image) and _is_short(graph, windows, reduced) else None
 
 

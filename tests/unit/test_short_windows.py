@@ -133,3 +133,16 @@ def test_pools(name: str, dtype: torch.dtype) -> None:
         with torch.no_grad():
             torch.testing.assert_close(fast(x), pool(x), equal_nan=True)
     assert "map" not in fast.plan()
+
+
+def test_pools_of_one_program_read_their_own_images() -> None:
+    """Whose values have other names in the new graph."""
+
+    def pools(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one, other = F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x * 0 + 1, 3, 2, 1)
+        return one, other, F.avg_pool2d(x[:, :, 10:], 2), F.avg_pool2d(x[:, :, :14], 2)
+
+    x = torch.randn(1, 1, 24, 24)
+    with torch.no_grad():
+        for found, expected in zip(ladder.compile(pools)(x), pools(x), strict=True):
+            torch.testing.assert_close(found, expected)

@@ -543,10 +543,11 @@ def test_the_page_draws_everything(reports):
 
 
 def test_time_is_left_to_prove_what_a_search_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = []
+    ends, module = [], import_module("ladder.superopt.generator.search")
     for name in ("_run", "_finished"):
         keep = lambda *given: iter(ends.append(given[-1]) or ())  # noqa: E731
-        monkeypatch.setattr(import_module("ladder.superopt.generator.search"), name, keep)
+        monkeypatch.setattr(module, name, keep)
+    monkeypatch.setattr(module, "_proved_together", lambda structures, most, finished: [structures])
     search(get_program("lora"), Limits(seconds=100.0))
     assert ends[1] - ends[0] == pytest.approx(30, abs=1)
 

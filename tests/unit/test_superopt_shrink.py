@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import superopt_programs
@@ -244,13 +246,16 @@ def test_stability_of_types_without_codes(kind):
 
 @pytest.mark.parametrize("factor", [1 / 60, 0.25])
 def test_products_overflow_that_only_a_factor_kept_small(factor, monkeypatch):
-    """(x k) @ w as (x @ w) k: no order of the original's terms overflows, that of larger ones does."""
+    """(x k) @ w as (x @ w) k: no order of the original's terms overflows, that of larger ones does.
+
+    Back, x k is rounded where k is no power of two, which sums that cancel show.
+    """
     monkeypatch.setattr(superopt_programs, "TYPE", "float16")
     before = half(lambda x, w: (x * factor) @ w, (8, 16), (16, 8))
     after = half(lambda x, w: (x @ w) * factor, (8, 16), (16, 8))
     turned = half(lambda x, w: (w.T @ (x * factor).T).T, (8, 16), (16, 8))
     assert not check_stability(after, before).stable
-    assert check_stability(before, after).stable
+    assert check_stability(before, after).stable == (math.frexp(factor)[0] == 0.5)
     assert check_stability(turned, before).stable
 
 
