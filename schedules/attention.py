@@ -137,6 +137,11 @@ class Choice:
     library: float
 
     @property
+    def is_torchs(self) -> bool:
+        """Tell whether torch's attention is predicted to be faster."""
+        return self.seconds > self.library
+
+    @property
     def reason(self) -> str:
         """Say why."""
         return f"predicted {self.seconds * 1e6:.1f} us, torch's {self.library * 1e6:.1f} us"
@@ -197,7 +202,7 @@ SERVING = 4
 def serving(form: Attention, device: TileDevice, cases: Iterable[Case]) -> list[AnySchedule]:
     """Return schedules for several sizes: those chosen most often where ours is not slower than torch's."""
     choices = (choose(form, device, case) for case in cases)
-    wins = Counter(choice.schedule for choice in choices if choice.seconds <= choice.library)
+    wins = Counter(choice.schedule for choice in choices if not choice.is_torchs)
     return [schedule for schedule, _ in wins.most_common(SERVING)]
 
 

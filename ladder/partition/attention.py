@@ -77,7 +77,7 @@ def refusal(graph: Graph, node: Node, device: TileDevice | None) -> str:
         _, choice = chosen(graph, node, device)
     except LadderError as error:
         return str(error)
-    return choice.reason if choice.seconds > choice.library else ""
+    return choice.reason if choice.is_torchs else ""
 
 
 def is_open(graph: Graph, node: Node) -> bool:

@@ -165,10 +165,9 @@ def _is_torchs(match: Match, device: TileDevice) -> bool:
     if not batch * tokens * keys:
         return False
     try:
-        choice = choose(as_attention(match.builder, match.root), device, (batch, tokens, keys))
+        return choose(as_attention(match.builder, match.root), device, (batch, tokens, keys)).is_torchs
     except LadderError:
         return True
-    return choice.seconds > choice.library
 
 
 def added_masks(device: TileDevice) -> Rules:
