@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import size_names
 from ladder.ir.graph import Node
+from ladder.ir.node_extents import extents_of
 from ladder.ir.ops import get_operator
 
 MOST_ELEMENTS = 1 << 22
@@ -51,14 +52,7 @@ def constant_value(node_of: Callable[[str], Node], value: str) -> npt.NDArray[np
 def _is_exact(node: Node) -> bool:
     """Tell whether float64 holds what a node computes, and there is little of it."""
     shape, ttype = node.tile.shape, node.tile.ttype
+    if node.operator in ("input", "call") or size_names(extents_of(node)):
+        return False
     whole = ttype.name in WHOLE or node.operator == "constant"
-    extents = [extent for extent in shape if isinstance(extent, int)]
-    small = len(extents) == len(shape) and prod(extents) <= MOST_ELEMENTS
-    return whole and small and node.operator not in ("input", "call") and not _reads_sizes(node)
-
-
-def _reads_sizes(node: Node) -> bool:
-    """Tell whether an attribute depends on open sizes."""
-    kinds = get_operator(node.operator).attributes
-    given = [value for name, value in node.attributes if kinds[name].kind in ("extent", "extents")]
-    return any(size_names(value if isinstance(value, tuple) else [value]) for value in given)
+    return whole and prod(map(int, shape)) <= MOST_ELEMENTS

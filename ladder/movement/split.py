@@ -9,7 +9,7 @@ less a maximum are divided with it (`ladder.movement.split_softmax`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, inf
 
@@ -23,7 +23,7 @@ from ladder.ir.ops import get_operator
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import HELD, MOST_ROW_THREADS
 from ladder.movement.model import Machine, predicted
-from ladder.movement.split_places import places_in_parts, places_of_maxima
+from ladder.movement.split_places import Place, places_in_parts, places_of_maxima
 from ladder.movement.split_softmax import Sum, in_equal_parts, in_parts, of_parts, sums_of_exponentials
 from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
 from ladder.partition.partition import readers
@@ -53,8 +53,8 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
     if not device.is_gpu or not any(_is_long(graph, node) for node in graph.nodes):
         return graph
     machine = machine_of(device)
-    graph = in_parts(graph, _of_exponentials(graph, machine))
-    graph = places_in_parts(graph, _of_places(graph, machine))
+    graph = in_parts(graph, _of_rows(graph, machine, sums_of_exponentials(graph)))
+    graph = places_in_parts(graph, _of_rows(graph, machine, places_of_maxima(graph)))
     users = readers(graph)
     long = [node for node in graph.nodes if _is_long(graph, node)]
     parts = {node.name: _parts(graph, node, users, machine) for node in long}
@@ -102,31 +102,25 @@ def _is_shared(graph: Graph, value: str, users: Mapping[str, list[Node | None]])
     return computed and (len(users[value]) > 1 or any(_is_shared(graph, v, users) for v in node.inputs))
 
 
-def _of_exponentials(graph: Graph, machine: Machine) -> dict[str, int]:
-    """Return sums of exponentials -> parts of their rows, which are few, or longer than a block holds."""
-    found, users = dict[str, int](), readers(graph)
-    for one in sums_of_exponentials(graph):
+def _of_rows(graph: Graph, machine: Machine, found: Sequence[Sum | Place]) -> dict[str, int]:
+    """Return what is found of rows -> parts of these, where they are few, or longer than a block holds."""
+    parts, users = dict[str, int](), readers(graph)
+    for one in found:
         if not _is_long(graph, one.maximum):
             continue
         count, columns = _parts(graph, one.maximum, users, machine), int(graph.tile(one.read).shape[-1])
         if count == 1 and columns * _read_bits(graph, one.read) > HELD_BITS:
-            counts = {_even(columns, ceil(columns / length)) for length in HELD_PARTS}
-            count = min(counts, key=lambda count: _seconds(_of_parts(graph, one, count), machine))
-        found[one.node.name] = count
-    return found
+            count = _held(graph, machine, one, columns)
+        parts[one.node.name] = count
+    return parts
 
 
-def _of_places(graph: Graph, machine: Machine) -> dict[str, int]:
-    """Return places of maxima -> parts of their rows, which are few, or longer than a block holds."""
-    found, users = dict[str, int](), readers(graph)
-    for one in places_of_maxima(graph):
-        if not _is_long(graph, one.maximum):
-            continue
-        count, columns = _parts(graph, one.maximum, users, machine), int(graph.tile(one.read).shape[-1])
-        if count == 1 and columns * _read_bits(graph, one.read) > HELD_BITS:
-            count = _even(columns, ceil(columns / HELD_PARTS[0]))
-        found[one.node.name] = count
-    return found
+def _held(graph: Graph, machine: Machine, one: Sum | Place, columns: int) -> int:
+    """Return of how many parts, which blocks hold, rows are."""
+    if isinstance(one, Place):
+        return _even(columns, ceil(columns / HELD_PARTS[0]))
+    counts = {_even(columns, ceil(columns / length)) for length in HELD_PARTS}
+    return min(counts, key=lambda count: _seconds(_of_parts(graph, one, count), machine))
 
 
 def _of_parts(graph: Graph, one: Sum, count: int) -> Graph:
