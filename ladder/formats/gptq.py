@@ -123,11 +123,15 @@ def is_gptq(layer: Layer) -> bool:
 
 
 def zero_points(layer: Layer, form: PackedForm) -> torch.Tensor:
-    """Return the zero points in code space, uint8 [G, N]."""
-    words = layer.tensor(".qzeros")
-    codes = planes_to_codes(words, form.bits) if form.planar else words_to_codes(words, form.bits, form.n)
-    first = version(layer) == FIRST
-    return (codes + 1) & ((1 << form.bits) - 1) if first else codes
+    """Return the zero points in code space, uint8 [G, N].
+
+    Where codes fill words, GPTQModel subtracts the 1 from words: a zero point of 0 borrows from the next.
+    """
+    words, bits, first = layer.tensor(".qzeros"), form.bits, version(layer) == FIRST
+    if first and is_dense(bits):
+        return words_to_codes(words + sum(1 << place for place in range(0, 32, bits)), bits, form.n)
+    codes = planes_to_codes(words, bits) if form.planar else words_to_codes(words, bits, form.n)
+    return (codes + 1) & ((1 << bits) - 1) if first else codes
 
 
 def storage(layer: Layer, form: PackedForm, *, signed: bool) -> torch.Tensor:

@@ -337,3 +337,20 @@ def test_a_tensor_of_gguf_without_axes_is_a_number(tmp_path: Path) -> None:
     start = b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 1, 0, 1, b"a", 0, 0, 0)  # float32 at offset 0
     path.write_bytes(start + bytes(-len(start) % 32) + struct.pack("<f", 2.5) + bytes(28))
     assert torch.equal(ladder.load_checkpoint(path)["a"], torch.tensor(2.5))
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_zero_points_of_0_in_gptqs_first_version(bits: int, tmp_path: Path) -> None:
+    """GPTQModel subtracts the 1 of each from whole words, in which a 0 borrows from the next zero point."""
+    random, groups, outputs = torch.Generator().manual_seed(7), K // GROUP, 32
+    codes = torch.randint(0, 1 << bits, (outputs, K), generator=random)
+    zero = torch.randint(0, 3, (groups, outputs), generator=random) % (1 << bits)
+    ones = sum(1 << place for place in range(0, 32, bits))
+    arrays = {
+        "qweight": sparse_words(codes, bits).t(),
+        "qzeros": sparse_words(zero, bits) - ones,
+        "scales": torch.ones(groups, outputs, dtype=torch.float16),
+    }
+    config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "checkpoint_format": "gptq"}
+    wanted = codes - zero.t().repeat_interleave(GROUP, 1)
+    assert torch.equal(stored(tmp_path, arrays, config).dequantize(), wanted.double())
