@@ -308,9 +308,12 @@ def _check_codes(weight: QuantizedTensor, operand: str, device: TileDevice) -> N
         return
     lost = unheld_codes(ttype, operand)
     _refuse_codes(weight, lost, f"do not exist in {operand}; use another activation type")
+    rest, special = ~lost, ~np.isfinite(ttype.values())
     if device.is_gpu and ttype.name != operand and is_arithmetic(ttype):
-        special = ~np.isfinite(ttype.values()) & ~lost
-        _refuse_codes(weight, special, "are decoded as numbers by GPUs' kernels; only CPUs keep them")
+        _refuse_codes(weight, special & rest, "are decoded as numbers by GPUs' kernels; only CPUs keep them")
+    if (device.is_gpu or operand == "int8") and ttype.name != operand:
+        left_out = ~np.isin(ttype.probe_codes(), ttype.valid_codes())
+        _refuse_codes(weight, left_out & ~special & rest, "are left out of its finite_codes")
 
 
 def _refuse_codes(weight: QuantizedTensor, lost: npt.NDArray[np.bool_], reason: str) -> None:

@@ -94,6 +94,21 @@ def test_codes_that_arithmetic_reads_as_numbers_are_not_packed(code: int) -> Non
         pack(problem, HOPPER, weight)
 
 
+@pytest.mark.parametrize(
+    ("device", "activation"), [("cpu", "int8"), ("cuda/sm_80", "float16"), ("rocm/gfx942", "int8")]
+)
+def test_codes_that_kernels_need_not_decode_are_not_packed(device: str, activation: str) -> None:
+    """Ternary's fourth code counted as 2, 0 or -1, as kernels had it."""
+    output = "float32" if activation == "int8" else activation
+    problem = Gemm(4, 32, "ternary", activation, output, scale=False)
+    codes = torch.tensor([[0, 1, 2, 1] * 8] * 4)
+    pack(problem, get_device(device), QuantizedTensor.from_codes(codes, "ternary", (1, 32)))
+    fourth = QuantizedTensor.from_codes(codes + 1, "ternary", (1, 32))
+    pack(replace(problem, activation="float16", output="float16"), get_device("cpu"), fourth)
+    with pytest.raises(ConversionError, match=r"values \(2\) are left out of its finite_codes"):
+        pack(problem, get_device(device), fourth)
+
+
 def test_tables_have_sizes_to_choose_from() -> None:
     """Pairs of five bits where 128 KiB are worth filling; schedules count on the least."""
     for name, sizes in (("random3", [1 << 15, 1 << 14, 0]), ("random5", [1 << 17, 1 << 12])):
