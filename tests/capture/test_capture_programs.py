@@ -10,7 +10,17 @@ from benchmarks.capture_overhead import stack
 from ladder.capture import capture
 
 FIRST = ("containers", "objects", "outside", "dynamic")
-LATER = ("errors", "state", "tensors", "language", "iterators", "models", "checks", "data")
+LATER = (
+    "errors",
+    "state",
+    "tensors",
+    "language",
+    "iterators",
+    "native_iterators",
+    "models",
+    "checks",
+    "data",
+)
 STRESS = (
     "exceptions",
     "protocols",

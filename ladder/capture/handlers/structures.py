@@ -44,7 +44,7 @@ from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.moving import is_made_here
 from ladder.capture.operations.objects import new_container, settled
 from ladder.capture.operations.operators import unary
-from ladder.capture.operations.replay import is_iterable, items_of, iterate
+from ladder.capture.operations.replay import is_iterable, items_of, iterate, mapping_items
 from ladder.capture.python.bytecode import VERSION, Instruction
 from ladder.capture.python.frames import NULL, Frame
 from ladder.capture.values.kinds import is_a, is_key, name_of_kind
@@ -91,11 +91,13 @@ def _extend_by(vm: Interpreter, f: Frame, i: Instruction, value: Any, target: An
         _extend_growing(vm, f, i, value)
         return
     value = value if type(value) in (tuple, DynamicSize, Walk) else vm.plain(value)
-    if i.op == "DICT_MERGE" and not is_a(value, dict):
-        f.stack.append(opaque(vm, dict, (value,), {}, "redo", "an unknown mapping is unpacked"))
+    merges = i.op == "DICT_MERGE"
+    if not is_a(value, dict) and (merges or (i.op == "DICT_UPDATE" and not hasattr(type(value), "keys"))):
+        given = (value, called_text(f.stack[CALLEE - i.arg]) if merges else "")
+        f.stack.append(opaque(vm, mapping_items, given, {}, "redo", "an unknown mapping is unpacked"))
         f.index -= 1
         return
-    if i.op == "DICT_MERGE":
+    if merges:
         _check_keywords(vm, f.stack[CALLEE - i.arg], value, target)
     method: Any = {"LIST_EXTEND": list.extend, "SET_UPDATE": set.update}.get(i.op, dict.update)
     if i.op == "LIST_EXTEND" and not is_iterable(type(value)):
@@ -106,7 +108,7 @@ def _extend_by(vm: Interpreter, f: Frame, i: Instruction, value: Any, target: An
         why = str(error)
     else:
         return
-    kind: Any = {"LIST_EXTEND": list, "SET_UPDATE": items_of}.get(i.op, dict)
+    kind: Any = {"LIST_EXTEND": list, "SET_UPDATE": items_of}.get(i.op, mapping_items)
     if type(value) in (dict, list):
         vm.stop(why, vm.here())
         method(target, value)

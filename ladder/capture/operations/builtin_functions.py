@@ -72,7 +72,10 @@ def _globals(vm: Interpreter) -> dict[str, Any]:
 def _vars(vm: Interpreter, *args: Any) -> Any:
     if len(args) != 1 or is_a(args[0], type | types.ModuleType):
         raise CaptureError("vars()")
-    return load_attr(vm, args[0], "__dict__")
+    try:
+        return load_attr(vm, args[0], "__dict__")
+    except AttributeError:
+        raise CaptureError("vars() of what has no __dict__") from None
 
 
 def _exc_info(vm: Interpreter) -> Any:

@@ -24,7 +24,14 @@ from ladder.capture.operations.function_modes import ABOUT_MODES, told_of_modes
 from ladder.capture.operations.functions import generator_of, new_frame
 from ladder.capture.operations.modeled import call_cached, modeled
 from ladder.capture.operations.native_calls import annotated, instantiate, may_have_died, native
-from ladder.capture.operations.objects import identify, met_part, new_container, pinned_part, touch_part
+from ladder.capture.operations.objects import (
+    identify,
+    met_part,
+    new_container,
+    pinned_part,
+    require_fitting,
+    touch_part,
+)
 from ladder.capture.operations.operators import subscript
 from ladder.capture.operations.replay import replay
 from ladder.capture.operations.tensor_operators import tensor_operator
@@ -65,6 +72,7 @@ def _called(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[
     if by_identity(function):
         builtin = BUILTINS.get(function)
         if builtin is not None:
+            require_fitting(function, args, kwargs)
             return builtin(vm, *map(vm.seen, args), **kwargs)
         if function in natives.DATA and not is_a(function, type) and kind not in _NATIVE_TYPES:
             return replay(vm, function, args, kwargs, looking=True)
@@ -168,6 +176,8 @@ def _call_alias(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _call_getter(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs:
+        raise CaptureError("arguments that do not fit")
     node = vm.heap.node(function)
     keys = function.__reduce__()[1]
     if node.external:

@@ -19,6 +19,7 @@ from ladder.capture.operations.objects import (
     is_fixed,
     perform,
     pinned_part,
+    require_fitting,
     settled,
 )
 from ladder.capture.operations.replay import (
@@ -50,6 +51,7 @@ def container_method(
     """Call a method of a list, dict, set, deque or a subclass that overrides nothing."""
     kind = type(owner)
     method = descriptor_of(function)
+    require_fitting(method, (owner, *rest), kwargs)
     base = getattr(method, "__objclass__", None)
     if base not in natives.METHODS or name not in natives.METHODS[base]:
         return _other_method(vm, function, owner, name, rest, kwargs)

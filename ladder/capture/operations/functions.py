@@ -65,16 +65,19 @@ def generator_of(vm: Interpreter, frame: Frame) -> Any:
     """Return the generator that a call of a generator function gives."""
     closes = guards_yields(frame.code) or any(closes_something(vm, value) for value in frame.slots.values())
     generator = make_generator(frame, partial(resume, vm))
-    _hide(vm, generator, closes=closes)
+    hide(vm, generator, generator, closes=closes)
     return generator
 
 
-def _hide(vm: Interpreter, generator: Any, *, closes: bool) -> None:
-    """Register a generator; it is not held, since what it does when it is dropped must come then."""
+def hide(vm: Interpreter, iterator: Any, dying: Any, *, closes: bool) -> None:
+    """Register an iterator; it is not held, since what it does when it is dropped must come then.
+
+    dying: What dies with it, and can be referred to weakly.
+    """
     node = Node(None, vm.heap.guard.fresh_name(), external=False)
     node.recordable, node.origin, node.closes = False, vm.here(), closes
-    vm.heap.nodes[id(generator)] = node
-    weakref.finalize(generator, _forget, weakref.ref(vm.heap), id(generator)).atexit = False
+    vm.heap.nodes[id(iterator)] = node
+    weakref.finalize(dying, _forget, weakref.ref(vm.heap), id(iterator)).atexit = False
 
 
 def _forget(heap: weakref.ref[Heap], number: int) -> None:

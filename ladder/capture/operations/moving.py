@@ -305,6 +305,18 @@ def walk(vm: Interpreter, value: Any) -> Any:
     return _walk(vm, value, "keys" if type(value) is dict else "")
 
 
+def walk_alone(vm: Interpreter, value: Any) -> Any:
+    """Return an iterator that nothing else sees, over what holds open numbers; else `NULL`."""
+    if type(value) is Walk:
+        return value
+    known = type(value) in _SOURCES or (
+        is_a(value, tuple) and vm.heap.class_attribute(type(value), "__iter__") is tuple.__iter__
+    )
+    if not known or (opened := open_items(vm, value)) is None:
+        return NULL
+    return Walk(tuple(opened)) if is_a(value, tuple) else Walk(value, "keys" if type(value) is dict else "")
+
+
 def _walk(vm: Interpreter, value: Any, view: str = "") -> Any:
     if not vm.frames or not _is_looped_over(vm.frames[-1]) or open_items(vm, value) is None:
         return NULL

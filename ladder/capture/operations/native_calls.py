@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import itertools
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
@@ -25,10 +24,11 @@ from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.metadata import read_metadata
 from ladder.capture.operations.modeled import FUNCTIONS, METHODS
 from ladder.capture.operations.moving import open_tuple
-from ladder.capture.operations.objects import perform, pinned_part
-from ladder.capture.operations.replay import drained, is_hidden, iterate, replay
+from ladder.capture.operations.native_iterators import CALLING, native_iterator, runs_code
+from ladder.capture.operations.objects import perform, pinned_part, require_fitting
+from ladder.capture.operations.replay import drained, iterate, replay
 from ladder.capture.operations.tensor_operators import read_list, tensor_operator
-from ladder.capture.python import iterator_polyfills, natives, polyfills
+from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values import tensors
 from ladder.capture.values.kinds import is_a, is_constant, is_plain
@@ -36,26 +36,10 @@ from ladder.capture.values.shapes import DynamicSize
 
 _BUILTIN = types.BuiltinFunctionType
 _POLYFILLS: dict[Any, types.FunctionType] = {
-    map: iterator_polyfills.map_,  # type: ignore[dict-item]
-    filter: iterator_polyfills.filter_,  # type: ignore[dict-item]
-    itertools.starmap: iterator_polyfills.starmap_,  # type: ignore[dict-item]
-    itertools.filterfalse: iterator_polyfills.filterfalse_,  # type: ignore[dict-item]
-    itertools.takewhile: iterator_polyfills.takewhile_,  # type: ignore[dict-item]
-    itertools.dropwhile: iterator_polyfills.dropwhile_,  # type: ignore[dict-item]
-    itertools.compress: iterator_polyfills.compress_,  # type: ignore[dict-item]
-    itertools.pairwise: iterator_polyfills.pairwise_,  # type: ignore[dict-item]
-    itertools.accumulate: iterator_polyfills.accumulate_,  # type: ignore[dict-item]
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
-    itertools.chain.from_iterable: iterator_polyfills.flattened,  # type: ignore[dict-item]
     torch.autograd.Variable: polyfills.variable,  # type: ignore[dict-item]
 }
-_POLYFILLS_OF_GENERATORS: dict[Any, types.FunctionType] = {
-    itertools.chain: iterator_polyfills.chain_,  # type: ignore[dict-item]
-    itertools.islice: iterator_polyfills.islice_,  # type: ignore[dict-item]
-    itertools.cycle: iterator_polyfills.cycle_,  # type: ignore[dict-item]
-    itertools.zip_longest: iterator_polyfills.zip_longest_,  # type: ignore[dict-item]
-}
-"""What iterates natively unless it is given a generator that is interpreted."""
+_ANNOTATED = CALLING.keys() | _POLYFILLS.keys()
 _POLYFILLS_OF_OBJECTS: dict[Any, Any] = {
     sum: polyfills.sum_,
     any: polyfills.any_,
@@ -91,8 +75,8 @@ def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict
         return _by_tensor_type(vm, kind, args, kwargs)
     if kind is type and len(args) == 1 and not kwargs:
         return type(vm.plain(args[0]))
-    if (polyfill := _polyfill_of(vm, kind, args)) is not None:
-        return vm.call_function(pinned_part(vm, polyfill), args, kwargs)
+    if kind in _POLYFILLS or runs_code(vm, kind, args):
+        return annotated(vm, kind, args, kwargs)
     if issubclass(kind, weakref.ReferenceType):
         if kind is not weakref.ref or len(args) != 1 or not _outlives(vm, args[0]):
             raise vm.leave("a weak reference to what may die meanwhile")
@@ -107,14 +91,6 @@ def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict
     if meta_call is not type.__call__:
         raise CaptureError("a native metaclass __call__")
     return construct(vm, kind, args, kwargs)
-
-
-def _polyfill_of(vm: Interpreter, kind: type, args: tuple[Any, ...]) -> types.FunctionType | None:
-    """Return the Python version of an iterator's class, if it is to be used."""
-    found = _POLYFILLS.get(kind)
-    if found is None and kind in _POLYFILLS_OF_GENERATORS and any(is_hidden(vm, item) for item in args):
-        return _POLYFILLS_OF_GENERATORS[kind]
-    return found
 
 
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -317,7 +293,7 @@ def native(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[s
         return tensor_operator(vm, function, args, kwargs)
     if tensors.is_torch_native(function) or _is_tensor_method(function):
         return _torch_native(vm, function, args, kwargs)
-    if function in natives.STRUCTURE or function in natives.DATA or function in _POLYFILLS:
+    if function in _ANNOTATED or function in natives.STRUCTURE or function in natives.DATA:
         return annotated(vm, function, args, kwargs)
     owner, name, rest = _receiver(function, args)
     held = _held(vm, function, owner, name)
@@ -429,6 +405,9 @@ def _object_wrapper(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...
 
 def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a native or Python function that computes plain data or moves references."""
+    require_fitting(function, args, kwargs)
+    if runs_code(vm, function, args):
+        return native_iterator(vm, function, args, kwargs)
     if function in _POLYFILLS:
         return vm.call_function(pinned_part(vm, _POLYFILLS[function]), args, kwargs)
     looking = function in natives.DATA

@@ -13,6 +13,7 @@ import numpy as np
 from ladder.capture.heap.nodes import CaptureError, Dynamic, Itself, Node, dynamic_parts
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python import natives
+from ladder.capture.python.arity import fits
 from ladder.capture.python.words import words
 from ladder.capture.values.kinds import is_a, is_constant
 from ladder.capture.values.shapes import DynamicSize
@@ -24,6 +25,12 @@ _READ_OVERRIDES = OVERRIDES - {"__setitem__", "__delitem__"}
 _OF_MAPPINGS = frozenset(words("keys items values"))
 """Names that any field of a tuple may have."""
 LAZY = (zip, enumerate, iter, reversed)
+
+
+def require_fitting(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Break the graph where a native refuses its arguments: it says best how."""
+    if not fits(function, args, kwargs):
+        raise CaptureError("arguments that do not fit")
 
 
 def closes_something(vm: Interpreter, value: Any) -> bool:

@@ -76,6 +76,17 @@ def items_of(value: Any) -> list[Any]:
     return [item for item in value]  # noqa: C416 `list` would ask
 
 
+def mapping_items(value: Any, called: str = "") -> dict[Any, Any]:
+    """Return what a mapping holds that is unpacked, as the named arguments of a call if any is `called`."""
+    try:
+        return {**value}
+    except TypeError as error:
+        refused = str(error)
+        if not called or refused != f"'{type(value).__name__}' object is not a mapping":
+            raise
+    raise TypeError(f"{called} argument after ** must be a mapping, not {type(value).__name__}")
+
+
 # replay -----------------------------------------------------------------------------------
 def replay(
     vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, looking: bool
@@ -261,7 +272,7 @@ def iterate(vm: Interpreter, value: Any) -> Any:
 def _iterate(vm: Interpreter, value: Any) -> Any:
     value = seen_through(vm, value)
     kind = type(value)
-    if is_a(value, types.GeneratorType) or kind in natives.ITERATORS:
+    if is_a(value, types.GeneratorType) or kind in natives.ITERATORS or is_hidden(vm, value):
         return value
     if kind is tuple and any(is_hidden(vm, item) for item in value):
         return vm.call_function(pinned_part(vm, polyfills.rows), (value,), {})

@@ -194,7 +194,7 @@ def _is_language_exception(name: str) -> bool:
 
 def closes(value: Any, depth: int = 4) -> bool:
     """Say whether a generator that stands where `guards_yields` says goes on when `value` dies."""
-    if not depth or not hasattr(type(value), "__next__"):
+    if not depth or not (type(value) is tuple or hasattr(type(value), "__next__")):
         return False
     code, inside = None, gc.get_referents(value)
     if type(value) is GeneratorType and value.gi_frame is not None:

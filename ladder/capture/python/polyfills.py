@@ -29,6 +29,11 @@ def sum_(items: Iterable[Any], /, start: Any = 0) -> Any:
     return total
 
 
+def added(total: Any, item: Any, /) -> Any:
+    """Return what `itertools.accumulate` adds up."""
+    return total + item
+
+
 def any_(items: Iterable[Any], /) -> bool:
     """Stand for `any`."""
     for item in items:  # noqa: SIM110 this is what the builtin does
@@ -372,7 +377,13 @@ def _backwards(sequence: Any, end: int) -> Iterator[Any]:
 
 def reduce_(function: Any, items: Iterable[Any], /, *initial: Any) -> Any:
     """Stand for `functools.reduce`."""
-    stream = iter(items)
+    stream: Any = None
+    try:  # noqa: SIM105 interpreted: it is to be short
+        stream = iter(items)
+    except TypeError:
+        pass
+    if stream is None:
+        raise TypeError("reduce() arg 2 must support iteration")
     if initial:
         total = initial[0]
     else:
