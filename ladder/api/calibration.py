@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ladder.api import quantization
 from tile_types.arrays import as_torch
 from tile_types.errors import LadderError, require_kind
 from tile_types.quantize import FLOAT_SCALE_TYPES, quantize
@@ -264,3 +265,15 @@ def _triangle(second: torch.Tensor) -> torch.Tensor:
             if not failed:
                 return found
     raise LadderError("the second moments of a layer's inputs are not positive: are its inputs finite?")
+
+
+def quantized_matrix(
+    matrix: torch.Tensor, weight: str, *, clip: bool = False, moments: Moments | None = None, **options: Any
+) -> QuantizedTensor:
+    """Quantize a weight ``[N, K]`` as a layer does; parameters as in `Linear.from_linear`."""
+    options = {name: value for name, value in options.items() if value is not None}
+    if moments is not None:
+        return calibrated(matrix, moments, weight, **options)
+    matrix = quantization.clipped(matrix, weight, **options) if clip else matrix
+    quantized: QuantizedTensor = quantization.quantize(matrix, weight, **options)
+    return quantized

@@ -10,7 +10,8 @@ import torch
 
 from ladder.api.experts import GroupedMatmul
 from ladder.api.linear import Linear
-from ladder.api.linear_modules import form_of
+from ladder.api.linear_modules import form_of, on_meta
+from ladder.runtime.operator import autocast_type
 from ladder.runtime.packed import PackedWeight
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError, ShapeError
@@ -79,12 +80,14 @@ class GroupedLinear(Linear):
         are not written. A layer without a bias of its own takes one ``[E, N]``.
         """
         if self._packed is None:
-            raise LadderError("this module has no weight yet: call load_state_dict or set_weight first")
+            return on_meta(self, x)
+        low = autocast_type(x)
+        x = x if low is None else x.to(self.dtype)
         matmul: Any = self._matmul
         if bias is not None:
             matmul = matmul.biased
         result: torch.Tensor = matmul(x, self._packed, offsets, self.bias if bias is None else bias)
-        return result
+        return result if low is None else result.to(low)
 
     def shard(self, *_: Any, **__: Any) -> None:
         """Refuse: `ladder.integrations.distributed.shard_experts` cuts experts' matrices.

@@ -11,17 +11,23 @@ from typing import Any, cast
 import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from ladder.api.calibration import Moments, calibrated
-from ladder.api.linear_modules import bias_shard, device_beside_cpu, form_of, matrix_and_bias, require_parts
+from ladder.api.calibration import Moments, quantized_matrix
+from ladder.api.linear_modules import (
+    bias_shard,
+    device_beside_cpu,
+    form_of,
+    matrix_and_bias,
+    on_meta,
+    require_parts,
+)
 from ladder.api.matmul import Matmul
 from ladder.api.problem import gemm_for
-from ladder.api.quantization import clipped, quantize
 from ladder.api.scaled import is_scaled
 from ladder.api.scaled_linear import ScaledLinear
 from ladder.api.stored_weight import TYPES, Stored, StoredWeight, dequantize
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
-from ladder.runtime.operator import is_autocast, is_captured, is_recorded
+from ladder.runtime.operator import autocast_type, is_captured, is_recorded
 from ladder.runtime.packed import PackedWeight
 from ladder.runtime.recovered_weight import Recovery, recovery
 from ladder.runtime.tokens import EIGHT_BIT
@@ -43,18 +49,6 @@ DESCRIPTION = "description"
 
 LINEAR_OPTIONS = ("activation", "keep_canonical", "batch_invariant")
 """Options of layers that do not say how a weight is quantized."""
-
-
-def quantized_matrix(
-    matrix: torch.Tensor, weight: str, *, clip: bool = False, moments: Moments | None = None, **options: Any
-) -> QuantizedTensor:
-    """Quantize a weight ``[N, K]`` as a layer does; parameters as in `Linear.from_linear`."""
-    options = {name: value for name, value in options.items() if value is not None}
-    if moments is not None:
-        return calibrated(matrix, moments, weight, **options)
-    matrix = clipped(matrix, weight, **options) if clip else matrix
-    quantized: QuantizedTensor = quantize(matrix, weight, **options)
-    return quantized
 
 
 NOT_SET = "the weight of a quantized layer is no parameter: give the layer a quantized one with set_weight"
@@ -330,19 +324,21 @@ class Linear(NonDynamicallyQuantizableLinear):
         return self._packed.nbytes if self._packed is not None else 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[..., out_features]`` of the module's dtype for ``x[..., in_features]``."""
+        """Return ``[..., out_features]`` for ``x[..., in_features]``, of the module's dtype or autocast's."""
         if self._packed is None:
-            raise LadderError("this Linear has no weight yet: call load_state_dict or set_weight first")
+            return on_meta(self, x)
         if self._reorders:
             x = x.index_select(-1, self.columns)  # type: ignore[arg-type]
         traced = not isinstance(x, torch.Tensor)  # by torch.fx
         if traced:
             require_kind(x, torch.fx.Proxy, "a Linear is called with a tensor")
-        if not traced and x.dtype != self.dtype and is_autocast(x):
-            x = x.to(self.dtype)
+        low = None if traced else autocast_type(x)
+        x = x if low is None else x.to(self.dtype)
         if traced or torch.compiler.is_compiling() or is_captured() or is_recorded():
-            return self._matmul.apply(x, self.arrays, self.bias)  # buffers are the inputs of the graph
-        return self._matmul(x, self._packed, self.bias)
+            y = self._matmul.apply(x, self.arrays, self.bias)  # buffers are the inputs of the graph
+        else:
+            y = self._matmul(x, self._packed, self.bias)
+        return y if low is None else y.to(low)
 
     @property
     def arrays(self) -> list[torch.Tensor]:

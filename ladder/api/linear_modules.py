@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tile_types.arrays import as_torch
-from tile_types.errors import DTypeError, ShapeError, require_kind
+from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind
 from tile_types.quantized import QuantizedTensor, check_quantized
 from tile_types.shards import ROWS, rows_of
 
@@ -61,6 +61,19 @@ def extents_of(module: Any) -> tuple[int, int]:
     if is_transposed(module):
         return int(module.nf), int(module.nx)
     return int(module.out_features), int(module.in_features)
+
+
+def on_meta(layer: Any, x: Any) -> torch.Tensor:
+    """Return the result of a quantized layer that has no weight: on the meta device it needs none.
+
+    Raises LadderError elsewhere.
+    """
+    if layer._where.type != "meta" or not isinstance(x, torch.Tensor) or x.device.type != "meta":
+        name = type(layer).__name__
+        raise LadderError(f"this {name} has no weight yet: call load_state_dict or set_weight first")
+    shape = layer.out_features, layer.in_features
+    weight = torch.empty(shape, dtype=layer.dtype, device="meta")
+    return torch.nn.functional.linear(x, weight)
 
 
 def device_beside_cpu(weight: QuantizedTensor) -> torch.device | None:

@@ -59,7 +59,7 @@ class Report:
 
     rows: One per module with a weight.
     caches: Names of KV caches and the type that they store.
-    unused: Patterns of overrides and skips that named no layer.
+    unused: Patterns of skips that named no layer.
     """
 
     rows: tuple[Row, ...]
@@ -196,10 +196,9 @@ def quantize_(
         plan.observe(model, calibration)
     replaced: dict[torch.nn.Module, Linear | Conv] = {}
     experts: dict[torch.nn.Module, dict[str, GroupedLinear]] = {}
+    plan.require_known(model)
     rows = [plan.row(model, name, module, replaced, experts) for name, module in _weighted(model)]
-    _put_in_place(model, replaced)
-    for stacked, layers in experts.items():
-        install(stacked, layers)
+    _put_in_place(model, replaced, experts)
     rows[:0] = _rows_before(model, rows)
     _reports[model] = Report(tuple(rows), _caches_stored_as(kv_cache, model), plan.unused())
     note_settings(model)
@@ -258,13 +257,19 @@ def _caches_stored_as(kv_cache: str | None, model: torch.nn.Module) -> tuple[tup
     return tuple((name, module.ttype) for name, module in caches)
 
 
-def _put_in_place(model: torch.nn.Module, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
+def _put_in_place(
+    model: torch.nn.Module,
+    replaced: Mapping[torch.nn.Module, torch.nn.Module],
+    experts: Mapping[torch.nn.Module, Mapping[str, GroupedLinear]],
+) -> None:
     """Put layers where those stand that they replace, wherever a module holds one."""
     for parent in reversed(list(model.modules())):  # what stands on a layer before the layer
         for name, child in list(parent._modules.items()):
             if child is not None and child in replaced:
                 _carry(child, replaced[child])
                 setattr(parent, name, replaced[child])
+    for stacked, layers in experts.items():
+        install(stacked, layers)
 
 
 _CARRIED = (
@@ -344,8 +349,17 @@ class _Rules:
         self.moments = observe(model, layers, batches)
 
     def unused(self) -> tuple[str, ...]:
-        """Return the patterns that named no layer."""
-        return tuple(pattern for pattern in (*self.skip, *self.overrides) if pattern not in self.used)
+        """Return the patterns of skips that named no layer."""
+        return tuple(pattern for pattern in self.skip if pattern not in self.used)
+
+    def require_known(self, model: torch.nn.Module) -> None:
+        """Raise UnknownNameError for an override that named no layer: its options would be lost."""
+        quantized = (module for module in model.modules() if isinstance(module, Linear | Conv))
+        found = chain((module for _, module in _weighted(model)), quantized)
+        layers = {name for module in found for name in self.names[module]}
+        for pattern in self.overrides:
+            if not any(fnmatchcase(name, pattern) for name in layers):
+                raise unknown_name(f"layer of {type(model).__name__} in overrides", pattern, layers)
 
     def row(
         self,

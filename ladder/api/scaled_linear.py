@@ -8,7 +8,7 @@ import torch
 
 from ladder.api.scaled import ScaledMatmul
 from ladder.ir.scaled import ScaledGemm
-from ladder.runtime.operator import is_autocast
+from ladder.runtime.operator import autocast_type
 from ladder.runtime.scaled import ScaledOperand
 from tile_types import QuantizedTensor
 from tile_types.errors import ConversionError, DTypeError
@@ -97,10 +97,12 @@ class ScaledLinear(torch.nn.Module):
         return self.packed.nbytes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[..., out_features]`` of the module's dtype for ``x[..., in_features]``."""
-        if x.dtype != self.dtype and not is_autocast(x):
+        """Return ``[..., out_features]`` for ``x[..., in_features]``, of the module's dtype or autocast's."""
+        low = autocast_type(x)
+        if x.dtype != self.dtype and low is None:
             raise DTypeError(f"this layer computes in {self.dtype}, x is {x.dtype}")
-        return self._matmul(x, self.packed, self.bias)
+        y = self._matmul(x, self.packed, self.bias)
+        return y if low is None else y.to(low)
 
     def extra_repr(self) -> str:
         """Return what the module is."""

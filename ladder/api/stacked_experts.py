@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from ladder.api.calibration import quantized_matrix
 from ladder.api.grouped_linear import GroupedLinear, mixture
-from ladder.api.linear import LINEAR_OPTIONS, quantized_matrix
+from ladder.api.linear import LINEAR_OPTIONS
 from tile_types import QuantizedTensor
 from tile_types.errors import LadderError
 

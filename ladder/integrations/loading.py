@@ -235,6 +235,22 @@ def require_whole(where: str, model: torch.nn.Module, missing: Iterable[str]) ->
         raise CheckpointError(f"{where} lacks {count} of {type(model).__name__}: {named}")
 
 
+def dtype_of(model: torch.nn.Module) -> torch.dtype:
+    """Return the type that a model of transformers computes in."""
+    found: torch.dtype = getattr(getattr(model, "config", None), "dtype", None) or torch.get_default_dtype()
+    return found
+
+
+def require_computed(dtype: torch.dtype, layers: Iterable[str]) -> None:
+    """Raise DTypeError, before weights are read, if layers would compute in a type that they do not have."""
+    if dtype not in TYPES and (named := sorted(layers)):
+        others = "" if len(named) == 1 else f" and {len(named) - 1} other layers"
+        raise DTypeError(
+            f"{named[0]}{others} would compute in {dtype}; quantized ones compute in"
+            f" {', '.join(map(str, TYPES))}: load the model with one of these as `dtype`"
+        )
+
+
 def device_of(device_map: Mapping[str, Any] | None, name: str) -> torch.device:
     """Return where a module goes: what the longest prefix of its name in a map says, else the CPU."""
     fitting = [key for key in device_map or {} if not key or f"{name}.".startswith(f"{key}.")]

@@ -51,10 +51,12 @@ from ladder.integrations.loading import (
     Settings,
     StoredMatrix,
     device_of,
+    dtype_of,
     is_within,
     linear_layers,
     matrix_and,
     opened,
+    require_computed,
     require_shape,
     require_unquantized,
     require_whole,
@@ -209,6 +211,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         if not self.pre_quantized:
             self._require_known(model, skipped)
             require_unquantized(checkpoint_files or ())
+        require_computed(dtype_of(model), (*self.linear, *self.stacks))
         self.plan = LayerPlan(model, self.linear)
         self._refuse_missing(model)
         if self.pre_quantized:
@@ -314,9 +317,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @kernels_alone()
     def _process_model_after_weight_loading(self, model: torch.nn.Module, **kwargs: Any) -> torch.nn.Module:
-        _, options = self.quantization_config.split()
-        dtype = getattr(getattr(model, "config", None), "dtype", None) or torch.get_default_dtype()
-        options, plan = {"dtype": dtype, **options}, self.plan
+        options, plan = {"dtype": dtype_of(model), **self.quantization_config.split()[1]}, self.plan
         assert plan is not None  # made before weights were loaded
         for path in {path for name, (path, _) in self.stacks.items() if name in self.held}:
             plan.refuse_stacks(path)

@@ -108,11 +108,16 @@ class Products:
             found = self.as_part(members, value)
             if found is None:
                 reason = f"{following.operator} is no epilogue"
-            elif best is None or self.bits(value) <= self.bits(best.outputs[0]):
+            elif best is None or not self.is_wider(following, best):
                 best, reason = found, ""  # a mere conversion to a wider type is left to its reader
         if best is None:
             raise LadderError(f"the quantized product %{node.name} is no GEMM")
         return replace(best, reason=reason)
+
+    def is_wider(self, last: Node, best: Subgraph) -> bool:
+        """Tell whether a region would end in more bits than another, or in a conversion to a wider type."""
+        before = self.bits(last.inputs[0]) if last.operator == "convert" else self.bits(last.name)
+        return self.bits(last.name) > min(before, self.bits(best.outputs[0]))
 
     def bits(self, value: str) -> int:
         """Return the bits of an element of a value."""

@@ -94,6 +94,7 @@ class _WindowRecogniser(Recogniser):
             role = {1: "bias", len(node.tile.shape): "residual"}.get(len(shape))
             fits = shape == node.tile.shape[-len(shape) :]
             if source.operator == "input" and role and fits:
+                self.require_type_of_result(source)
                 self.used.add(source.name)
                 return role, self.below_converts(rest)
         raise self.unrecognised(node)

@@ -84,7 +84,25 @@ class Recogniser:
         node = self.graph.producer(value)
         if node.operator != "add":
             return False, value
-        return True, self.peel_vector(node, lambda tile: len(tile.shape) == 1)[1]
+        vector, value = self.peel_vector(node, lambda tile: len(tile.shape) == 1)
+        self.require_type_of_result(self.behind(vector))
+        return True, value
+
+    def require_type_of_result(self, added: Node) -> None:
+        """Raise ConversionError if what is added to the product is of another type than the result."""
+        result = self.graph.tile(self.graph.outputs[0]).ttype
+        if added.tile.ttype != result:
+            raise ConversionError(
+                f"kernels add what has the result's type, {result.name}; {added.name!r} is"
+                f" {added.tile.ttype.name}"
+            )
+
+    def behind(self, vector: str) -> Node:
+        """Return what a vector comes from through conversions and a reshape."""
+        source = self.graph.producer(self.below_converts(vector))
+        if source.operator == "reshape":
+            source = self.graph.producer(self.below_converts(source.inputs[0]))
+        return source
 
     def scales(self, value: str) -> tuple[set[str], str]:
         """Return which scales multiply the product: ``M`` (per token) and ``N`` (per row)."""
@@ -100,11 +118,8 @@ class Recogniser:
     def peel_vector(self, node: Node, fits: Callable[[Tile], bool]) -> tuple[str, str]:
         """Split ``vector op rest``: the vector comes from an input through convert and reshape."""
         for vector, rest in (node.inputs, node.inputs[::-1]):
-            source = self.graph.producer(self.below_converts(vector))
-            shaped = self.graph.tile(vector).shape
+            source, shaped = self.behind(vector), self.graph.tile(vector).shape
             is_vector = len(shaped) == 1 or (len(shaped) == 2 and shaped[1] == 1)
-            if source.operator == "reshape":
-                source = self.graph.producer(self.below_converts(source.inputs[0]))
             if source.operator == "input" and is_vector and fits(self.graph.tile(vector)):
                 self.used.add(source.name)
                 return vector, self.below_converts(rest)

@@ -352,9 +352,12 @@ define(
 define(UPSAMPLE_SCHEMA, upsample, upsample)
 
 
-def is_autocast(x: torch.Tensor) -> bool:
-    """Tell whether autocasting converts a tensor: floats are, but for float64."""
-    return torch.is_autocast_enabled(x.device.type) and x.is_floating_point() and x.dtype != torch.float64
+def autocast_type(x: torch.Tensor) -> torch.dtype | None:
+    """Return the type that autocasting gives a tensor and products of it; None where it leaves it."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    return None
 
 
 def is_captured() -> bool:

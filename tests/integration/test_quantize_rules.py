@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -160,3 +161,39 @@ def test_the_report_of_a_second_call_has_what_the_first_one_quantized() -> None:
     report = ladder.quantization(model)
     assert [(row.name, row.weight) for row in report.quantized] == [("0", "int8"), ("1", "int4_g32")]
     assert len(report.rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [("typo", "known: 0, 1"), ("*.1", "did you mean '1'"), ("model.0.down", "known: 0, 1")],
+)
+def test_an_override_that_names_no_layer_is_refused(pattern: str, hint: str) -> None:
+    """Its options would be lost: the layer would be quantized as all others are."""
+    model = two_layers()
+    with pytest.raises(
+        ladder.UnknownNameError, match=f"layer of Sequential in overrides '{re.escape(pattern)}'"
+    ) as told:
+        ladder.quantize_(model, "int4", group_size=32, overrides={"0": "int8", pattern: "int8"})
+    assert hint in str(told.value)
+    assert type(model[0]) is nn.Linear
+
+
+def test_overrides_may_name_what_is_skipped_chosen_before_or_quantized() -> None:
+    model = ladder.quantize_(
+        two_layers(), "int4", group_size=32, skip="1", overrides={"?": "int8", "1": None}
+    )
+    assert type(model[1]) is nn.Linear
+    ladder.quantize_(model, "int4", group_size=32, overrides={"0": "int8"})
+    assert [row.weight for row in ladder.quantization(model).rows] == ["int8_g32", "int4_g32"]
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": "int8"}])
+def test_layers_without_values_answer_on_the_meta_device(options: dict[str, Any]) -> None:
+    with torch.device("meta"):
+        empty = ladder.Linear(64, 48, group_size=32, dtype=torch.bfloat16, **options)
+    moved = ladder.quantize_(two_layers(), "int4", group_size=32, **options).to("meta")
+    x = torch.empty(2, 3, 64, device="meta")
+    assert (empty(x.bfloat16()).shape, empty(x.bfloat16()).dtype) == ((2, 3, 48), torch.bfloat16)
+    assert moved(x).shape == (2, 3, 64)
+    with pytest.raises(ladder.LadderError, match="no weight yet"):
+        empty(torch.zeros(3, 64))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, scaled_dot_product_attention
 
 import ladder
+from ladder.api.grouped_linear import GroupedLinear
 from ladder.integrations.dynamo import backend
 
 LOW = 8e-3
@@ -59,10 +60,28 @@ class Recurrent(nn.Module):
             return interpolate(self.out(self.layer(x)[0]), scale_factor=2.0, mode="linear")
 
 
+class Quantized(nn.Module):
+    """Layers of Ladder give autocast's type, as torch's do: what they give is stored among its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.filter = nn.Conv1d(32, 32, 3, padding=1)
+        ladder.quantize_(self, "int8", group_size=32, convolutions=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            stored = x.new_zeros(x.shape, dtype=torch.bfloat16)
+            y = self.down(torch.relu(self.up(x)))
+            stored[1:] = y[1:]
+            return stored, y, self.filter(y.transpose(-1, -2))
+
+
 PROGRAMS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
     (Perceptron, (8, 32)),
     (Attention, (2, 6, 32)),
     (Recurrent, (2, 5, 16)),
+    (Quantized, (2, 5, 32)),
 ]
 
 
@@ -173,3 +192,62 @@ def test_graphs_that_leave_autocast_on_run_in_torch() -> None:
     finally:
         torch.set_autocast_enabled("cpu", False)
     assert any("stays" in why for why in fast.refused)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, "int8"])
+def test_quantized_layers_give_the_type_of_autocast(
+    dtype: torch.dtype, given: torch.dtype, activation: str | None
+) -> None:
+    torch.manual_seed(0)
+    layer = ladder.Linear.from_linear(nn.Linear(64, 32, dtype=dtype), "int8", activation=activation)
+    x = torch.randn(3, 64, dtype=given)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = layer(x)
+    assert low.dtype == torch.bfloat16
+    assert torch.equal(low, layer(x.to(dtype)).bfloat16())
+
+
+def test_experts_give_the_type_of_autocast() -> None:
+    torch.manual_seed(0)
+    matrix = ladder.quantize(torch.randn(4 * 32, 64), "int8", group_size=32)
+    layer = GroupedLinear.from_stack(matrix, 4)
+    x, offsets = torch.randn(6, 64), torch.tensor([0, 2, 2, 5, 6], dtype=torch.int32)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = layer(x.bfloat16(), offsets)
+        assert torch.equal(layer(x, offsets), layer(x, offsets).bfloat16())
+    assert torch.equal(low, layer(x.bfloat16().float(), offsets).bfloat16())
+
+
+def test_gradients_pass_quantized_layers_within_autocast() -> None:
+    torch.manual_seed(0)
+    layer = ladder.Linear.from_linear(nn.Linear(64, 32), "int8", group_size=32)
+    x, rows = torch.randn(3, 64, requires_grad=True), torch.randn(3, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x).backward(rows.bfloat16())
+    wanted = rows.bfloat16().float() @ layer.weight
+    assert x.grad is not None
+    assert (x.grad - wanted).norm() <= LOW * wanted.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_with_a_bias_are_converted_after_it(dtype: torch.dtype) -> None:
+    """Kernels add a bias of the type that they store: one of more bits stays in the product's own type."""
+
+    class Converted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+            ladder.quantize_(self, "int8", group_size=32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(torch.relu(self.up(x).to(dtype)).float()).to(dtype)
+
+    torch.manual_seed(0)
+    model, x = Converted(), torch.randn(2, 5, 32)
+    fast = ladder.compile(model)
+    with torch.no_grad():
+        for _ in range(3):
+            _assert_near(fast(x), model(x))
+    assert not fast.refused

@@ -269,6 +269,10 @@ def test_what_cannot_be_quantized_is_one_error(folder: Path) -> None:
     )
     with pytest.raises(ladder.CheckpointError, match=rf"{name}\.weight has the shape \[32, 64\]"):
         auto.from_pretrained(folder, quantization_config=LadderConfig("int4", group_size=GROUP))
+    with pytest.raises(
+        ladder.DTypeError, match=r"down_proj and \d+ other layers would compute in torch.float64"
+    ):
+        auto.from_pretrained(folder, quantization_config=LadderConfig("int4"), dtype=torch.float64)
 
 
 def test_models_that_read_the_weights_of_their_layers(tmp_path: Path) -> None:
