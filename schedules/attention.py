@@ -44,7 +44,7 @@ class AttentionSchedule(Schedule):
     fragments: int = 1
 
     def __post_init__(self) -> None:
-        check(self.rows in (8, 16), f"a block has 8 or 16 rows of q, got {self.rows}")
+        check(self.rows in (8, 16, 32, 64), f"a block has 8, 16, 32 or 64 rows of q, got {self.rows}")
         check(1 <= self.warps <= 16, f"a block has 1 to 16 warps, got {self.warps}")
         check(self.cluster in CLUSTERS, f"clusters have {CLUSTERS} blocks, got {self.cluster}")
         check(self.fragments in (1, 2), f"a warp takes 1 or 2 fragments at a time, got {self.fragments}")

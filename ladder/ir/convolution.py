@@ -112,6 +112,11 @@ class FusedConvolution:
     functions: tuple[str, ...] = ()
 
     @property
+    def places(self) -> Extent:
+        """How many windows it multiplies."""
+        return product(self.form.shape[: -2 if self.form.groups > 1 else -1])
+
+    @property
     def windows(self) -> Windows | None:
         """The windows that it multiplies, as kernels take them; None for rows."""
         return None if self.form.are_points else windows_of(self.form)
@@ -147,6 +152,8 @@ def as_fused_convolution(graph: Graph) -> FusedConvolution:
         node = _below_converts(graph, node.inputs[0])
     while node.operator == "add":
         node = _peel(graph, node, added)
+    if node.operator == "reshape" and joins_groups(graph, node):
+        node = graph.producer(node.inputs[0])
     if node.operator != "contract":
         raise ShapeError(f"%{node.name} = {node.operator}(...) is not part of a convolution")
     form = as_convolution(graph, node)
@@ -157,6 +164,13 @@ def as_fused_convolution(graph: Graph) -> FusedConvolution:
     if not form.last or not isinstance(features, int) or not isinstance(depth, int):
         raise ShapeError("a convolution needs channels last, and known numbers of them")
     return FusedConvolution(form, x, weight, features, depth, functions=tuple(functions), **added)
+
+
+def joins_groups(graph: Graph, node: Node) -> bool:
+    """Tell whether a reshape makes one axis of the channels that a convolution has by groups."""
+    source = graph.producer(node.inputs[0])
+    shape = source.tile.shape
+    return source.operator == "contract" and node.tile.shape == (*shape[:-2], product(shape[-2:]))
 
 
 def _below_converts(graph: Graph, value: str) -> Node:

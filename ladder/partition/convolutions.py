@@ -12,7 +12,6 @@ from functools import lru_cache
 from math import ceil
 
 from ladder.ir.convolution import FusedConvolution, as_fused_convolution
-from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
 from ladder.partition.subgraphs import Subgraph
@@ -106,7 +105,7 @@ def kernel_ways(
     """Return the region as a product by a kernel of ours, if one computes it."""
     graph = region.graph
     outside = region.outside
-    rows, ttype = product(graph.tile(graph.outputs[0]).shape[:-1]), graph.tile(form.x).ttype.name
+    rows, ttype = form.places, graph.tile(form.x).ttype.name
     known = isinstance(rows, int) and ttype in HALVES and outside[form.weight] in packable
     if device.kind != "cuda" or not known or not rows or form.form.rank > 2:
         return []
@@ -212,7 +211,7 @@ CHAIN_LAUNCH = 2.0
 
 def library_us(name: str, found: FusedConvolution, graph: Graph, device: TileDevice | None) -> float:
     """Predict the time of a function of torch in microseconds; 0 where sizes or the device are open."""
-    rows = product(graph.tile(graph.outputs[0]).shape[:-1])
+    rows = found.places
     if device is None or not device.is_gpu or not isinstance(rows, int):
         return 0.0
     costs = COSTS[name]

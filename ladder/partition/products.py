@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from ladder.ir.convolution import joins_groups
 from ladder.ir.extents import Shape, product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph, Node
@@ -198,11 +199,7 @@ class Products:
         regions = [self.part_of(members, value)]
         for _ in range(LONGEST_EPILOGUE):
             following = self.single_reader(value)
-            if (
-                following is None
-                or is_exact(following)
-                or not (get_operator(following.operator).elementwise or following.operator == "convert")
-            ):
+            if following is None or not self.may_join(following):
                 break
             members, value = members | {following.name} | self.widened(following, value), following.name
             if self.may_end(following, node):
@@ -227,6 +224,13 @@ class Products:
     def may_end(self, last: Node, product: Node) -> bool:
         """Tell whether a region may end: in the product's type, and by what readers do not compute each."""
         return last.tile.ttype == product.tile.ttype and (last is product or not is_inlined(self.graph, last))
+
+    def may_join(self, node: Node) -> bool:
+        """Tell whether a node may be part of a convolution's epilogue."""
+        if node.operator == "reshape":  # on CPUs what multiplies groups adds nothing
+            return self.device is not None and self.device.is_gpu and joins_groups(self.graph, node)
+        elementwise = get_operator(node.operator).elementwise or node.operator == "convert"
+        return elementwise and not is_exact(node)
 
     def may_follow(self, node: Node) -> bool:
         """Tell whether a node is computed element by element, and by no product yet."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import pytest
 from convolution_cases import CASES, Case, draw
 
+from ladder import knobs
 from targets import get_device
 
 torch = pytest.importorskip("torch")
@@ -118,3 +120,31 @@ def test_normalised_residual_block() -> None:
     expected = twin(x.double())
     for y in (model(x), ladder.compile(model)(x)):
         assert float((y.double() - expected).norm() / expected.norm()) <= 2 * BOUNDS["float16"]
+
+
+@pytest.mark.parametrize("case", ["lines", "windows", "strides", "residual", "alone"])
+def test_groups_of_models(case: str) -> None:
+    """Groups of 64 channels: by a kernel of ours, with what follows or alone."""
+    import ladder
+
+    torch.manual_seed(0)
+    nn, one = torch.nn, case == "lines"
+    layer = nn.Conv1d(256, 512, 1, groups=4) if one else nn.Conv2d(256, 256, 3, 1, 1, groups=4)
+    if case == "strides":
+        layer = nn.Conv2d(256, 512, 3, 2, 1, 2, 4, bias=False)
+
+    def run(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = layer(x)
+        if case == "alone":
+            return y.flatten(1).amax(-1)
+        return torch.relu(y + x) if case == "residual" else nn.functional.silu(y)
+
+    x = torch.randn(*((8, 256, 300) if one else (4, 256, 28, 26)), device="cuda")
+    layer = layer.cuda().eval().requires_grad_(False).half()
+    expected = run(copy.deepcopy(layer).double(), x.half().double())
+    fast = ladder.compile(lambda x: run(layer, x))
+    with knobs.override(strict=True):
+        for _ in range(3):
+            y = fast(x.half())
+            assert float((y.double() - expected).norm() / expected.norm()) <= 2 * BOUNDS["float16"]
+    assert "ladder gemm" in str(fast.plan())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,23 @@ def test_halves_that_no_kernel_of_ours_takes_are_the_library_s(shape: tuple[int,
         program = import_fx(module, given, join=True, packed_for="cuda/sm_90a")
         parts = prepare(program, get_device("cuda/sm_90a")).parts
     assert {part.kind for part in parts} <= {"view", "product", "chain"}
+
+
+GROUPED = {"lines": (nn.Conv1d(256, 256, 1, groups=4), (2, 256, 40)),
+           "windows": (nn.Conv2d(128, 256, 3, padding=1, groups=2), (3, 128, 12, 10)),
+           "strides": (nn.Conv2d(128, 128, 3, 2, 1, groups=2, bias=False), (2, 128, 9, 7))}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GROUPED)
+def test_grouped_convolutions_are_one_kernel_with_what_follows(case: str) -> None:
+    layer, shape = GROUPED[case]
+    layer = copy.deepcopy(layer).half()
+    program = graph_of(nn.Sequential(layer, nn.SiLU()), torch.randn(shape).half())
+    prepared = prepare(program, get_device("cuda/sm_90a"))
+    (gemm,) = (part.gemm for part in prepared.parts if part.gemm)
+    assert gemm.windows.groups == layer.groups
+    assert (gemm.n, gemm.k) == (layer.out_channels, layer.weight[0].numel())
+    assert (gemm.bias, gemm.epilogue) == (layer.bias is not None, ("silu",))
 
 
 @pytest.mark.parametrize("groups", [1, 4])

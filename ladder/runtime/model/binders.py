@@ -173,22 +173,26 @@ def _bind_convolution(memory: Workspace, step: PlanStep) -> Bound:
     extras = [memory.slot[values[role]] if role in values else None for role in roles]
     value = step.part.outputs[0]
     place, target = memory.slot[value], memory.target(value)
-    rank = len(memory.owner.plan.tiles[value].shape)
+    windows = kernel.gemm.windows
+    grouped = windows is not None and windows.groups > 1
+    axes = len(memory.owner.plan.tiles[values["A"]].shape) - grouped
+
+    def image_of(tensor: Any) -> Any:
+        """Return a tensor with one axis of channels; one of one spatial axis as an image of one row."""
+        if tensor is None:
+            return None
+        tensor = tensor.flatten(-2) if tensor.ndim > axes else tensor
+        return tensor.unsqueeze(1) if axes == 3 else tensor
 
     def run(slots: Slots) -> None:
         x, out = slots[image], target()
         slots[place] = out
         further = [None if slot is None else slots[slot] for slot in extras]
-        rows = [_image(tensor, rank) for tensor in (x, further[1], out)]
+        rows = [image_of(tensor) for tensor in (x, further[1], out)]
         weight = [memory.values[at] for at in arrays]
         launch(kernel, rows[0], weight, further[0], rows[1], rows[2], further[2])
 
     return run
-
-
-def _image(tensor: Any, rank: int) -> Any:
-    """Return a tensor of one spatial axis as an image of one row."""
-    return tensor.unsqueeze(1) if tensor is not None and rank == 3 else tensor
 
 
 def _bind_rows(memory: Workspace, step: PlanStep) -> Bound:

@@ -102,7 +102,7 @@ def _channels_first(form: Convolution, shape: Numbers) -> Run:
 
 def _images(form: Convolution, x: torch.Tensor) -> torch.Tensor:
     """Return ``[N, C, H, W]`` of channels last ``[N, (H,) W, (g,) C]``, which results then lie like."""
-    x = x.flatten(-2) if form.groups > 1 else x
+    x = x.flatten(-2) if x.ndim > form.rank + 2 else x
     x = (x.unsqueeze(1) if form.rank == 1 else x).contiguous()
     return x.permute(0, 3, 1, 2) if x.ndim == 4 else x.movedim(-1, 1)
 
