@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from ladder.ir.attention import CODES, Attention, Case
@@ -44,7 +44,7 @@ class AttentionSchedule(Schedule):
     fragments: int = 1
 
     def __post_init__(self) -> None:
-        check(self.rows in (8, 16, 32, 64), f"a block has 8, 16, 32 or 64 rows of q, got {self.rows}")
+        check(self.rows in (8, 16), f"a block has 8 or 16 rows of q, got {self.rows}")
         check(1 <= self.warps <= 16, f"a block has 1 to 16 warps, got {self.warps}")
         check(self.cluster in CLUSTERS, f"clusters have {CLUSTERS} blocks, got {self.cluster}")
         check(self.fragments in (1, 2), f"a warp takes 1 or 2 fragments at a time, got {self.fragments}")
@@ -73,6 +73,20 @@ blocks, 1.6 with three, 1.3 to 1.8 with four of two fragments, up to 0.4 with tw
 WAVE = 0.1e-6
 """Seconds that a multiprocessor's next blocks take to begin, where memory is what is waited for."""
 
+BUSY = 1.0e-6
+"""Seconds beside a launch in which many blocks begin and end."""
+
+BUSY_BLOCK, BUSY_JOIN, BUSY_KEYS, BUSY_ROWS = 50e-9, 16.5e-9, 13.2e-9, 4.2e-9
+"""Seconds that a multiprocessor is busy with a block, and per 16 elements of a head: with a warp's sums of 8
+rows of q, with a fragment of keys, and with 8 rows of q beside it. Fitted to 227 kernels of short sequences,
+on an H200 (`h200_short_attention_2026-11-30.json`), as the two below."""
+
+BUSY_MASK: Mapping[str, float] = {"": 0.0, "bool": 10.8e-9}
+"""Type of a mask -> what it adds per fragment of keys and 8 rows of q."""
+
+BUSY_ADDED = 6.6e-9
+"""The same of masks that are added."""
+
 UNIT_SHARE = 0.019
 """Fraction of the bandwidth that one multiprocessor takes where others leave it: 2.5 of its shares."""
 
@@ -91,6 +105,9 @@ SECOND_FRAGMENT = 0.2
 MOST_REGISTERS = 255
 """Registers of a thread: what is beyond is spilled."""
 
+MOST_RESIDENT = 32
+"""Blocks that a multiprocessor holds at most."""
+
 ALONE = 16
 """Fragments in flight from which on a block leaves no registers to another on its multiprocessor."""
 
@@ -104,6 +121,11 @@ kernel then for few tokens, and positions become a mask first."""
 
 LIBRARY_FEW = 16
 """Tokens from which on torch's attention is the same with a mask."""
+
+LIBRARY_MASK_ROWS, LIBRARY_MASK_BLOCK, LIBRARY_MASK_BEFORE = 64, 2.1e-6, 3
+"""Of torch's attention of several tokens with a mask: rows of q of a block, seconds that each block on a
+multiprocessor takes at least, and how many times as long where rows of the mask are no multiple of 16 bytes
+(it copies them first)."""
 
 LIBRARY_STREAM, LIBRARY_RATE, LIBRARY_MASKED_RATE = 0.97, 0.85, 0.75
 """Fractions of sustained bandwidth, and of the sustained rate of cores, that torch's attention reaches."""
@@ -123,6 +145,10 @@ fraction of sustained bandwidth at which it reads these."""
 
 WAYS = ((8, 1), (8, 2), (4, 2), (4, 1))
 """Warps of a block and fragments at a time that are considered."""
+
+SHORT_WAYS, SHORT = ((2, 2), (2, 1), (1, 2), (1, 1)), 640
+"""The same of blocks that share no keys, and keys up to which these were measured: few leave nothing to more
+warps."""
 
 
 AnySchedule = AttentionSchedule | WaveAttentionSchedule
@@ -222,8 +248,8 @@ def schedules(form: Attention, device: TileDevice, tokens: int) -> list[Attentio
 def _of_rows(rows: int, device: TileDevice) -> list[AttentionSchedule]:
     """Return the schedules of blocks of so many rows of q."""
     clusters = CLUSTERS if "cluster" in device.features else (1,)
-    ways = [(warps, fragments) for warps, fragments in WAYS if fragments * rows <= 2 * STEP_ROWS]
-    return [AttentionSchedule(rows, w, cluster, f) for cluster in clusters for w, f in ways]
+    ways = [(*way, cluster) for cluster in clusters for way in WAYS] + [(*way, 1) for way in SHORT_WAYS]
+    return [AttentionSchedule(rows, w, c, f) for w, f, c in ways if f * rows <= 2 * STEP_ROWS]
 
 
 def registers(form: Attention, plan: AttentionSchedule) -> int:
@@ -241,12 +267,14 @@ def resident(form: Attention, device: TileDevice, plan: AttentionSchedule) -> in
     if plan.warps * plan.fragments >= ALONE:
         return 1
     by_registers = device.registers_per_unit // (registers(form, plan) * plan.threads)
-    return max(1, min(by_registers, device.max_threads_per_unit // plan.threads))
+    return max(1, min(by_registers, device.max_threads_per_unit // plan.threads, MOST_RESIDENT))
 
 
 def predict(form: Attention, device: TileDevice, plan: AttentionSchedule, case: Case) -> float:
-    """Return the seconds that a schedule is predicted to take."""
+    """Return the seconds that a schedule is predicted to take; infinity where its like was never measured."""
     batch, tokens, keys = case
+    if keys > SHORT and (plan.warps, plan.fragments) in SHORT_WAYS:
+        return inf
     bandwidth = device.layers[0].sustained_bandwidth
     tiles = ceil(tokens * form.group / plan.rows)
     blocks = batch * form.kv_heads * tiles * plan.cluster
@@ -264,10 +292,23 @@ def predict(form: Attention, device: TileDevice, plan: AttentionSchedule, case: 
     block = BLOCK * (1 + CROWD * (together - 1))
     at_once = blocks // plan.cluster <= units * held
     in_step = IN_STEP * max(0, together - 2) / plan.fragments if at_once else 0.0
-    walked = max(waves * (block + turns * turn), BLOCK + streamed + in_step)
+    if plan.cluster == 1:  # multiprocessors take the next block as soon as one ends
+        first = block + turns * turn if waves == 1 else BLOCK + turns * TURN * fragments
+        busy = BUSY + blocks / units * _busy(form, plan, turns)
+        walked = max(first, BLOCK + streamed + in_step, busy)
+    else:
+        walked = max(waves * (block + turns * turn), BLOCK + streamed + in_step)
     if plan.rows > STEP_ROWS:
         walked *= next((longer for size, longer in SPILLING.items() if form.size >= size), 1.0)
     return LAUNCH + walked + WAVE * waves + (JOIN if plan.cluster > 1 else 0.0)
+
+
+def _busy(form: Attention, plan: AttentionSchedule, turns: int) -> float:
+    """Return the seconds that a multiprocessor is busy with a block."""
+    rows, steps, fragments = plan.rows / STEP_ROWS, form.width / STEP_KEYS, turns * plan.fragments
+    masked = BUSY_MASK.get(form.mask, BUSY_ADDED) * rows
+    each = (BUSY_KEYS + BUSY_ROWS * rows) * steps + masked
+    return BUSY_BLOCK + plan.warps * (BUSY_JOIN * rows * steps + fragments * each)
 
 
 def predict_library(form: Attention, device: TileDevice, case: Case) -> float:
@@ -283,6 +324,10 @@ def predict_library(form: Attention, device: TileDevice, case: Case) -> float:
         masked = LIBRARY_MASK_FEW if form.position or tokens < LIBRARY_FEW else LIBRARY_MASK
     if masked or device.vendor == "amd":  # nothing was measured
         walked = max(reading, products / LIBRARY_MASKED_RATE)
+        if tokens > 1 and device.vendor != "amd":
+            blocks = batch * form.heads * ceil(tokens / LIBRARY_MASK_ROWS) / device.units
+            aligned = keys * 2 % 16 == 0
+            walked = max(walked, blocks * LIBRARY_MASK_BLOCK * (1 if aligned else LIBRARY_MASK_BEFORE))
     elif tokens == 1:
         wide = LIBRARY_WIDE_HEAD / form.size * plain / bandwidth / LIBRARY_WIDE_STREAM
         walked = wide if form.size > LIBRARY_WIDE else reading

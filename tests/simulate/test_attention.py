@@ -60,6 +60,12 @@ def test_heads_behind_tokens() -> None:
     require_right(form(8, 2, 64), Plan(8, 2, 2), 2, 3, 50, token_major=True)
 
 
+@pytest.mark.parametrize("mask", ["", "float16", "bool"])
+@pytest.mark.parametrize(("plan", "sizes"), [(Plan(16, 1), (2, 49, 49)), (Plan(8, 1, 1, 2), (3, 4, 37))])
+def test_one_warp_takes_the_keys_of_windows(mask: str, plan: Plan, sizes: tuple[int, ...]) -> None:
+    require_right(form(2, 2, 32, mask=mask), plan, *sizes)
+
+
 def test_nothing_is_read_beyond_the_position() -> None:
     """What lies behind in the cache may be anything, and costs no traffic."""
     problem = form(8, 2, 64, position="int64", reach=1)
@@ -84,7 +90,11 @@ def test_rows_that_see_nothing(mask: str, hides: float, strict: bool) -> None:
 
 @pytest.mark.parametrize(
     ("problem", "match"),
-    [(form(2, 2, 20), "20"), (form(2, 2, 24, stored="int8"), "24"), (form(2, 2, 16, stored="int8"), "words")],
+    [
+        (form(2, 2, 20), "20"),
+        (form(2, 2, 24, stored="int8"), "24"),
+        (form(2, 2, 16, stored="int8"), "whole loads"),
+    ],
 )
 def test_heads_that_do_not_divide_are_refused(problem: Attention, match: str) -> None:
     with pytest.raises(ScheduleError, match=match):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,28 @@ def test_torchs_attention_walks_all_keys_by_each_block(point: tuple[int, ...]) -
     size, heads, kv, *sizes = point
     form = Attention(heads, kv, size, "float16", "float16", scale=size**-0.5)
     assert predict_library(form, DEVICE, sizes) * 1e6 == pytest.approx(LIBRARY[point], rel=0.2)
+
+
+SHORT = {
+    (32, 12, "", 256, 49, 49): (26.7, 55.6), (8, 4, "", 3136, 16, 16): (16.0, 207.0),
+    (64, 8, "", 512, 32, 32): (28.7, 72.3),
+    (32, 3, "float16", 1024, 49, 49): (33.6, 162.4), (32, 6, "float16", 256, 49, 49): (17.0, 83.6),
+    (32, 8, "float16", 4096, 10, 10): (42.6, 833.0), (64, 6, "float16", 16, 197, 197): (17.8, 25.8),
+    (64, 12, "", 64, 128, 128): (40.4, 18.1), (64, 12, "float16", 64, 128, 128): (51.5, 31.7),
+    (64, 16, "", 64, 196, 196): (122.5, 60.4), (32, 12, "bool", 64, 49, 49): (10.5, 53.3),
+}  # fmt: skip
+"""Elements of a head, heads, mask, batch, tokens, keys -> microseconds on an H200: of the fastest of
+ours, and of torch's."""
+
+
+@pytest.mark.parametrize("point", SHORT)
+def test_short_sequences_are_taken_by_what_is_faster(point: tuple[Any, ...]) -> None:
+    size, heads, mask, *sizes = point
+    form = Attention(heads, heads, size, "float16", "float16", mask=mask, scale=size**-0.5)
+    ours, torchs = SHORT[point]
+    found = choose(form, DEVICE, sizes)
+    assert found.is_torchs == (torchs < ours)
+    assert found.seconds * 1e6 == pytest.approx(ours, rel=0.3)
 
 
 WIDE = {(192, 16, 16, 16, 8192): 48.63, (256, 16, 16, 4, 8192): 43.7, (256, 16, 16, 16, 1024): 13.28}
