@@ -280,7 +280,24 @@ def mean(shape: tuple[int, ...], function: str) -> Graph:
     return g.finish(g.add("convert", g.add("sigmoid", x), type="float16"))
 
 
+def depthwise(shape: tuple[int, ...], taps: int, step: int) -> Graph:
+    """Windows of each channel times its weights, channels last."""
+    g, (_, high, wide, channels), border = GraphBuilder("depthwise"), shape, taps // 2
+    sizes = (("h0", -(-high // step)), ("r0", taps), ("h1", -(-wide // step)), ("r1", taps))
+    spec = f"n {step}*h0+r0-{border} {step}*h1+r1-{border} c -> n h0 h1 c r0 r1"
+    x = g.add("map", g.input("x", "float16", shape), sizes=sizes, spec=spec, pad=True)
+    x = g.add("mul", g.add("convert", x, type="float32"), g.input("w", "float32", (channels, taps, taps)))
+    for _ in range(2):
+        x = g.add("reduce_sum", x, axis=len(g.tile(x).shape) - 1, keep=False)
+    return g.finish(
+        g.add("convert", g.add("relu", g.add("add", x, g.input("b", "float32", (channels,)))), type="float16")
+    )
+
+
 GRAPHS: dict[str, Callable[[], Graph]] = {
+    "depthwise 3": lambda: depthwise((2, 5, 6, 16), 3, 1),
+    "depthwise 5": lambda: depthwise((1, 9, 16, 24), 5, 2),
+    "depthwise 7": lambda: depthwise((1, 6, 8, 8), 7, 1),
     "pooling": pooled,
     "mean": lambda: mean((2, 9, 9, 24), "relu"),
     "mean of one axis": lambda: mean((3, 40, 200), "silu"),
@@ -292,3 +309,10 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
 def test_chains_on_vectors_of_channels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "BUSY_ROWS", 1)
     simulate(GRAPHS[name]())
+
+
+def test_threads_take_several_windows_of_channels() -> None:
+    """As many as divide a row, where there are enough for all multiprocessors."""
+    for shape, beside in (((16, 32, 32, 768), 4), ((16, 9, 30, 768), 3), ((16, 7, 7, 768), 1)):
+        graph = depthwise(shape, 7, 1)
+        assert windows.windows_beside(graph, graph.outputs[0], 8) == beside

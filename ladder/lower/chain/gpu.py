@@ -340,7 +340,12 @@ class VectorLoops:
         if not self.has_columns(piece.value):
             return self.nest.count
         outer = self.nest.extent(product(self.nest.graph.tile(piece.value).shape[: -piece.merged]))
+        outer = outer // beside if (beside := self.beside(piece)) > 1 else outer
         return outer * tirx.floordiv(piece.stop - piece.start, piece.width)
+
+    def beside(self, piece: Piece) -> int:
+        """Return of how many windows along the axis before the last a thread has the vectors."""
+        return self.nest.windows_beside if piece.width == self.nest.window_width > 1 else 1
 
     def has_columns(self, value: str) -> bool:
         shape = self.nest.graph.tile(value).shape
@@ -354,6 +359,8 @@ class VectorLoops:
         if not self.has_columns(value):
             self.nest.store_vector(value, [self.nest.unravelled(item, shape)])
             return
+        if (beside := self.beside(piece)) > 1:
+            shape[-2] = shape[-2] // beside
         chunks = known(self.nest.values.simplified(tirx.floordiv(stop - start, width)))
         key = (str(chunks), *map(str, shape[:-merged]))
         if key not in places:
@@ -365,7 +372,7 @@ class VectorLoops:
         if self.may_cross_rows(piece):
             self.vector_of_rows(piece, outer, start + chunk * width)
             return
-        self.nest.vector(value, outer, start + chunk * width, width)
+        self.nest.vector(value, outer, start + chunk * width, width, beside)
 
     def may_cross_rows(self, piece: Piece) -> bool:
         """Tell whether vectors run over the ends of long rows of which each has numbers that are read."""

@@ -20,7 +20,6 @@ from ladder.ir import scalars
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.approximation import approximable
@@ -38,8 +37,8 @@ from ladder.lower.chain.indices import Index, variables_of
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scans import scan_row
 from ladder.lower.chain.scatter import Chain
-from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors
-from ladder.lower.chain.windows import reduce_vectors, window_width
+from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors, from_words, words_of
+from ladder.lower.chain.windows import reduce_vectors, window_width, windows_beside
 from ladder.movement.mapping import Mapping, row_width
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
@@ -129,6 +128,9 @@ class GpuNest(Nest):
         widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
         self.window_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
         """Neighbouring elements of the results of windows that a thread has."""
+        beside = {windows_beside(graph, value, self.window_width) for value in graph.outputs}
+        self.windows_beside = beside.pop() if len(beside) == 1 else 1
+        """Windows along the axis before the last of which it has these."""
         sizes = {node.name: BYTES.get(stored_type(node.tile.ttype.name)) for node in graph.inputs}
         self.values.zeroed = {name for name, size in sizes.items() if size in (2, 4)}
         self.values.clamped = clamped_axes(graph, sizes.keys() - self.values.zeroed)
@@ -214,16 +216,23 @@ class GpuNest(Nest):
         yield
         self.vectors.width = width
 
-    def vector(self, value: str, outer: Index, column: Expr, width: int) -> None:
-        """Emit ``width`` neighbouring elements of a result."""
+    def vector(self, value: str, outer: Index, column: Expr, width: int, beside: int = 1) -> None:
+        """Emit ``width`` neighbouring elements of a result.
+
+        beside: Of how many places along the last of the outer axes, of which the index counts groups.
+        """
         trailing = [self.extent(extent) for extent in self.graph.tile(value).shape[len(outer) :]]
-        places = [(*outer, *self.unravelled(column + lane, trailing)) for lane in range(width)]
+        outers = [outer]
+        if beside > 1:
+            outers = [(*outer[:-1], outer[-1] * beside + at) for at in range(beside)]
+        lanes = [self.unravelled(column + lane, trailing) for lane in range(width)]
+        places = [(*each, *lane) for each in outers for lane in lanes]
 
         def body() -> None:
             self.vectors.width = width
             words = self.vectors.words
             self.vectors.words = dict(words) if self.values.assumed else words
-            self.store_vector(value, places)
+            self.store_vectors(value, places, width)
             self.vectors.width, self.vectors.words = 1, words
 
         around = self.vectors.around_borders
@@ -247,12 +256,17 @@ class GpuNest(Nest):
                 found.append([self.values.key("below", comparison) for comparison in self.values.open])
         return found[0] == found[1]
 
+    def store_vectors(self, value: str, places: Sequence[Index], width: int) -> None:
+        """Compute and store vectors of elements, whose reductions are made together."""
+        if width > 1 and self.window_width > 1:
+            reduce_vectors(self, self.vectors, value, places, width)
+        for first in range(0, len(places), width):
+            self.store_vector(value, places[first : first + width])
+
     def store_vector(self, value: str, places: Sequence[Index]) -> None:
         """Compute elements and store them, in wide accesses."""
         found = []
         self.note_neighbours(value, places)
-        if len(places) > 1 and self.window_width > 1:
-            reduce_vectors(self, self.vectors, value, places)
         for lane, place in enumerate(places):
             self.vectors.lane = lane
             self.prepare(value, place, ())
@@ -467,22 +481,6 @@ class GpuNest(Nest):
             value = b.bind(it.combine(value, self.moved(value, it.dtype, distance)))
             distance *= 2
         return value
-
-
-def words_of(value: Expr, dtype: str) -> list[Expr]:
-    """Return a number as 32-bit words, the low one first."""
-    if BYTES[dtype] == 4:
-        return [reinterpreted("uint32", value)]
-    bits = b.bind(reinterpreted("uint64", value))
-    return [T.Cast("uint32", bits), T.Cast("uint32", bits >> T.uint64(32))]
-
-
-def from_words(words: Sequence[Expr], dtype: str) -> Expr:
-    """Return the number whose 32-bit words these are."""
-    if len(words) == 1:
-        return T.reinterpret(dtype, words[0])
-    low, high = (T.Cast("uint64", word) for word in words)
-    return T.reinterpret(dtype, low | (high << T.uint64(32)))
 
 
 def known(expression: Expr) -> Expr:

@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Graph
+from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, halves_of
@@ -219,6 +220,22 @@ class Vectors:
         for first, count in _accesses(len(words)):
             at = _moved(places[0], first * 4 // size)
             self.dialect.store(buffer, at, words[first : first + count])
+
+
+def words_of(value: Expr, dtype: str) -> list[Expr]:
+    """Return a number as 32-bit words, the low one first."""
+    if BYTES[dtype] == 4:
+        return [reinterpreted("uint32", value)]
+    bits = b.bind(reinterpreted("uint64", value))
+    return [T.Cast("uint32", bits), T.Cast("uint32", bits >> T.uint64(32))]
+
+
+def from_words(words: Sequence[Expr], dtype: str) -> Expr:
+    """Return the number whose 32-bit words these are."""
+    if len(words) == 1:
+        return T.reinterpret(dtype, words[0])
+    low, high = (T.Cast("uint64", word) for word in words)
+    return T.reinterpret(dtype, low | (high << T.uint64(32)))
 
 
 def place_of(name: str, address: Expr) -> Any:

@@ -12,6 +12,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
+from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
@@ -20,7 +21,8 @@ from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors
 from ladder.movement.mapping import BUSY_ROWS, WINDOW, reduced_extents
 
 MOST_SHARING, MOST_UNROLLED = 4, 64
-"""Windows side by side that a thread takes, and elements of them that it unrolls."""
+"""Windows side by side that a thread takes, and elements of them that it unrolls: of more it loops
+over rows."""
 
 
 def window_width(graph: Graph, value: str) -> int:
@@ -44,32 +46,66 @@ def window_width(graph: Graph, value: str) -> int:
     return width
 
 
+def windows_beside(graph: Graph, value: str, width: int) -> int:
+    """Return how many windows along the axis before the channels a thread takes: they share what they read.
+
+    width: Channels of a thread's vectors.
+    """
+    shape = graph.tile(value).shape
+    if width == 1 or len(shape) < 3 or not _slides(graph, -2) or _slides(graph, -1):
+        return 1
+    count = product(shape)
+    if not isinstance(count, int) or not isinstance(shape[-2], int):
+        return 1
+    most = min(MOST_SHARING, count // width // BUSY_ROWS)
+    return next((beside for beside in range(most, 1, -1) if shape[-2] % beside == 0), 1)
+
+
 def _slides_along_last(graph: Graph) -> bool:
     """Tell whether windows move along the last axis of what they read, and are reduced along it."""
+    return _slides(graph, -1)
+
+
+def _slides(graph: Graph, axis: int) -> bool:
     indexings = [parse_indexing(node_attributes(n)["spec"]) for n in graph.nodes if n.operator == "map"]
-    return any(len(indexing.operands[0][-1].terms) > 1 for indexing in indexings)
+    images = [indexing.operands[0] for indexing in indexings]
+    return any(len(image) >= -axis and len(image[axis].terms) > 1 for image in images)
 
 
-def reduce_vectors(nest: Nest, vectors: Vectors, value: str, places: Sequence[Index]) -> None:
-    """Emit the reductions that neighbouring elements of a value need."""
+def reduce_vectors(nest: Nest, vectors: Vectors, value: str, places: Sequence[Index], lanes: int) -> None:
+    """Emit the reductions that vectors of neighbouring elements of a value need, each of so many lanes."""
     needed = [nest.values.needed(value, place) for place in places]
     for together in zip(*needed, strict=True):
         node = together[0][0]
-        _reduce(nest, vectors, node, [index for _, index in together])
+        _reduce(nest, vectors, node, [index for _, index in together], lanes)
 
 
-def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index]) -> None:
+def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index], lanes: int) -> None:
     parts = [Reduction(nest, node, index) for index in indices]
     totals = [b.Variable(it.dtype, it.neutral) for it in parts]
-    for position in range(int(parts[0].extent)):
+
+    def combine(position: Expr) -> None:
         places = [it.at(position) for it in parts]
-        reduce_vectors(nest, vectors, parts[0].operand, places)
-        for lane, (it, total, place) in enumerate(zip(parts, totals, places, strict=True)):
-            vectors.lane = lane
+        reduce_vectors(nest, vectors, parts[0].operand, places, lanes)
+        for at, (it, total, place) in enumerate(zip(parts, totals, places, strict=True)):
+            vectors.lane = at % lanes
             with nest.values.keeping(nest.register):
                 found = nest.values.at(it.operand, place)
             total.set(it.combine(total.value, found))
         vectors.lane = 0
         nest.values.forget()  # but for what is loaded: the next window begins within this one
+
+    extent = int(parts[0].extent)
+    further = nest.values.needed(parts[0].operand, parts[0].at(0))
+    beside, elements = len(indices) // lanes, product(reduced_extents(nest.graph))
+    if beside > 1 < extent and further and beside * int(elements) > MOST_UNROLLED:
+        words = vectors.words
+        with nest.loop(extent) as position:
+            vectors.words = {}
+            combine(position)
+        vectors.words = words
+    else:
+        for position in range(extent):
+            combine(position)
     for index, total in zip(indices, totals, strict=True):
         nest.keep_cell(node, index, b.bind(total.value))
