@@ -147,6 +147,12 @@ def _of_groups(node: Asked) -> Found:
     return [*x[:2], int(x[2]) // parts * heads] if isinstance(x[2], int) else None
 
 
+def _mixed(node: Asked) -> Found:
+    """Return the shape of one stream of several, which lie along an axis of their own or in the last one."""
+    x, count = node.shapes[0], node.given.get("num_branches", 0)
+    return [*x[:-1], floordiv(x[-1], count)] if count else [*x[:-2], x[-1]]
+
+
 def _projected(node: Asked) -> Found:
     x, weight = node.shapes[:2]
     sizes = node.given.get("qkv_hidden_sizes")
@@ -247,6 +253,7 @@ RULES: Mapping[str, Rule] = {
     "com.microsoft::GroupQueryAttention": _of_groups,
     "com.microsoft::MultiHeadAttention": _of_values,
     "com.microsoft::DecoderMaskedMultiHeadAttention": _of_values,
+    "com.microsoft::HyperConnectionPreMix": _mixed,
     "com.microsoft::Attention": _projected,
     "com.microsoft::QAttention": _projected,
     "com.microsoft::DynamicQuantizeMatMul": _product,
@@ -264,6 +271,7 @@ RULES: Mapping[str, Rule] = {
             "RotaryEmbedding",
             *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
             *(
+                *("MRotaryEmbedding", "HyperConnectionPostMix", "EngramGate"),
                 "MoE",
                 "QMoE",
                 "GatedRMSNorm",

@@ -58,9 +58,16 @@ def _attention_gate(op: Operation, a: Any, bias: Any, scale: Any, b: Any = None)
 
 def _causal_convolution(op: Operation, x: Any, weight: Any, bias: Any = None, past: Any = None) -> Any:
     """Convolve each channel with what came before; returns the rows and what the next call needs of them."""
+    if op.get("channels_last", 0):
+        first = [None if y is None else y.flatten(2).mT for y in (x, past)]
+        given = {**op.given, "channels_last": 0}
+        found, kept = _causal_convolution(
+            Operation(op.name, op.version, given), first[0], weight, bias, first[1]
+        )
+        return found.mT.reshape(x.shape), kept.mT.unflatten(-1, x.shape[2:])
     op.require(
-        ndim=1, channels_last=0, state_channels_last=0, state_window=0, state_length=0,
-        state_update_capacity=0, input_channels=0, input_channel_offset=0,
+        ndim=1, state_channels_last=0, state_window=0, state_length=0, state_update_capacity=0,
+        input_channels=0, input_channel_offset=0,
     )  # fmt: skip
     gap = op.get("dilation", 1)
     before = (weight.shape[-1] - 1) * gap

@@ -8,7 +8,10 @@ from ladder.runtime.onnx_ops.casts import CASTS
 from ladder.runtime.onnx_ops.classical import CLASSICAL
 from ladder.runtime.onnx_ops.elementwise import ELEMENTWISE
 from ladder.runtime.onnx_ops.microsoft import MICROSOFT
+from ladder.runtime.onnx_ops.microsoft_attention import ATTENTION
 from ladder.runtime.onnx_ops.microsoft_blocks import BLOCKS
+from ladder.runtime.onnx_ops.microsoft_states import STATES
+from ladder.runtime.onnx_ops.microsoft_tokens import TOKENS
 from ladder.runtime.onnx_ops.moves import MOVES
 from ladder.runtime.onnx_ops.operation import Run
 from ladder.runtime.onnx_ops.quantized import QUANTIZED
@@ -24,7 +27,7 @@ from ladder.runtime.onnx_ops.windows import WINDOWS
 
 TABLE: Mapping[str, Run] = {
     **ELEMENTWISE, **CASTS, **MOVES, **REDUCTIONS, **WINDOWS, **RECURRENT, **RESIZES, **VISION, **SIGNALS,
-    **SEQUENCES, **MICROSOFT, **BLOCKS, **QUANTIZED, **REFERENCE,
+    **SEQUENCES, **MICROSOFT, **ATTENTION, **STATES, **TOKENS, **BLOCKS, **QUANTIZED, **REFERENCE,
     **MAPS, **TREES, **CLASSICAL,
 }  # fmt: skip
 """Operator, with its domain where it is not ONNX's own -> what computes it."""
