@@ -324,8 +324,8 @@ def test_causal_convolutions_keep_what_they_need() -> None:
     assert torch.allclose(whole, rows, atol=1e-6)
     wanted = F.silu(F.conv1d(F.pad(x, [4, 0]), weight, bias, dilation=2, groups=3))
     assert torch.allclose(whole, wanted, atol=1e-6)
-    with pytest.raises(ShapeError, match="channels_last=1 is not supported"):
-        by_tokens("CausalConvWithState", [x, weight, bias], channels_last=1)
+    with pytest.raises(ShapeError, match="ndim=2 is not supported"):
+        by_tokens("CausalConvWithState", [x, weight, bias], ndim=2)
 
 
 @pytest.mark.parametrize(("kind", "book"), [(0, "bnb_fp4"), (1, "nf4")])
@@ -417,8 +417,8 @@ def test_labels_of_version_1() -> None:
 
 
 def test_results_that_no_row_gives_are_named() -> None:
-    body = "y, k, v, s = com.microsoft.MultiHeadAttention <num_heads: int = 2> (x, x, x)"
-    text = f"g (float[2, 1, 8] x) => (y, k, v, s) {{ {body} }}"
+    body = "y, k, v, q, s = com.microsoft.MultiHeadAttention <num_heads: int = 2> (x, x, x)"
+    text = f"g (float[2, 1, 8] x) => (y, k, v, q, s) {{ {body} }}"
     with pytest.raises(LadderError, match="does not compute 's'"):
         ladder.compile(model_of(text))(torch.zeros(2, 1, 8))
 

@@ -165,6 +165,33 @@ def test_angles_of_time_row_and_column(layout: int, axes: list[int]) -> None:
     torch.testing.assert_close(found, wanted.flatten(2))
 
 
+@pytest.mark.parametrize("beams", [1, 2])
+def test_rows_of_other_beams(beams: int) -> None:
+    """Kept rows are read from the beams that they come from, and stay where they are; scores are shown."""
+    filled, room, batch = 3, 5, 4
+    q, k, v = (floats(batch, 1, 8, seed=seed) for seed in range(3))
+    past = [floats(batch, 2, room, 4, seed=seed) for seed in (3, 4)]
+    origins = whole((batch // beams, beams, room), 0, beams)
+    given, length = {"num_heads": 2}, torch.tensor([filled])
+    args = [None, None, *past, length, torch.tensor([beams]), origins]
+    found = run("DecoderMaskedMultiHeadAttention", {**given, "output_qk": 1}, q, k, v, *args, count=4)
+    for row in range(batch):
+        source = [row // beams * beams + int(origins[row // beams, row % beams, at]) for at in range(filled)]
+        keys, values = (
+            torch.cat(
+                [torch.stack([old[s, :, at] for at, s in enumerate(source)], 1), new[row].view(2, 1, 4)], 1
+            )
+            for old, new in zip(past, (k, v), strict=True)
+        )
+        scores = keys @ q[row].view(2, 4, 1) / 2
+        torch.testing.assert_close(found[3][row], scores.mT)
+        wanted = torch.softmax(scores.mT, -1) @ values
+        torch.testing.assert_close(found[0][row], wanted.view(1, 8))
+    for cache, old, new in zip(found[1:3], past, (k, v), strict=True):
+        assert torch.equal(cache[:, :, [0, 1, 2, 4]], old[:, :, [0, 1, 2, 4]])
+        assert torch.equal(cache[:, :, filled], new.view(batch, 2, 4))
+
+
 # states --------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +307,28 @@ def test_experts_are_chosen_by_groups() -> None:
         wanted[chosen] = score[chosen].log()
         torch.testing.assert_close(found[row], wanted)
     assert torch.equal(run("MoEGroupRouter", {"top_k": 1}, logits, bias, count=3)[1], scores + bias)
+
+
+@pytest.mark.parametrize("normalized", [0, 1])
+def test_shares_of_stored_experts(normalized: int) -> None:
+    """Given ones are taken as the node says; those of the router are normalized always, as by onnxruntime."""
+    x, router, weights = floats(5, 16), floats(5, 4), floats(5, 4, seed=3).abs()
+    codes, scales = whole((2, 4, 16, 16), 0, 256).to(torch.uint8), torch.full((4, 16), 0.01)
+    given = {
+        "k": 2,
+        "activation_type": "identity",
+        "expert_weight_bits": 8,
+        "normalize_routing_weights": normalized,
+    }
+    first, second = ((part.float() - 128) * 0.01 for part in codes)
+    each = torch.einsum("rh,eih,eoi->reo", x, first, second)
+    chosen = torch.zeros(5, 4).scatter(1, router.topk(2).indices, 1.0)
+    for stated, shares in ((None, router.exp() * chosen), (weights, weights * chosen)):
+        if normalized or stated is None:
+            shares = shares / shares.sum(1, keepdim=True)
+        args = [codes[0], scales, None, codes[1], scales, *[None] * 7, stated]
+        found = run("QMoE", given, x, router, *args)
+        torch.testing.assert_close(found, torch.einsum("re,reo->ro", shares, each), rtol=1e-4, atol=1e-4)
 
 
 # tokens --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def rotated(x: Any, cosine: Any, sine: Any, interleaved: bool) -> Any:
 
 
 def _rotary(op: Operation, x: Any, positions: Any, cosines: Any, sines: Any) -> Any:
-    op.require(scale=1.0)
+    """Rotate heads by angles of their positions; onnxruntime reads no ``scale``."""
     heads = op.get("num_heads", 0)
     if x.ndim == 3:
         size = x.shape[2] // heads if heads else 2 * cosines.shape[1]
@@ -53,10 +53,10 @@ def _rotary_of_images(op: Operation, x: Any, positions: Any, cosines: Any, sines
     else:
         axis = torch.repeat_interleave(torch.arange(3, device=x.device), torch.tensor(sizes, device=x.device))
     where = positions.long()[axis].movedim(0, -1)  # [batch, rows, columns]
-    angles = (table[where, columns].unsqueeze(1) for table in (cosines, sines))
+    cosine, sine = (table[where, columns].unsqueeze(1) for table in (cosines, sines))
     size = x.shape[-1] // op.get("num_heads", 0) if op.get("num_heads", 0) else 2 * cosines.shape[1]
     value = x.unflatten(2, (-1, size)).transpose(1, 2) if x.ndim == 3 else x
-    found = rotated(value, *angles, bool(op.get("interleaved", 0)))
+    found = rotated(value, cosine, sine, bool(op.get("interleaved", 0)))
     return found.transpose(1, 2).reshape(x.shape) if x.ndim == 3 else found
 
 
@@ -120,7 +120,9 @@ def _group_query(
     mask = _seen(op, places.unsqueeze(1), at.unsqueeze(-1), ends.reshape(-1, 1, 1))
     bias = None if bias is None else _of_places(bias, places)
     found, scores = _with_scores(op, q, keys, values, mask.unsqueeze(1), bias, sink)
-    return _joined(found), *caches, None if scores is None else scores[..., : int(total)]
+    if scores is None:
+        return _joined(found), *caches
+    return _joined(found), *caches, scores[..., : int(total)] if op.get("qk_output", 0) else None
 
 
 def _normed(op: Operation, x: Any, scale: Any, name: str) -> Any:
@@ -241,9 +243,11 @@ def _with_scores(op: Operation, q: Any, k: Any, v: Any, mask: Any, bias: Any = N
         shares = _softmax(torch.cat([masked, extra], -1), v.dtype)[..., :-1]
     else:
         shares = _softmax(masked, v.dtype)
-    asked = op.get("qk_output", 0)
+    found = torch.matmul(shares, v)
+    if op.count < 4:
+        return found, None
     before = scores if mask is None else scores.masked_fill(~mask, 0)
-    return torch.matmul(shares, v), None if not asked else shares if asked == 2 else before.to(q.dtype)
+    return found, shares if op.get("qk_output", 1) == 2 else before.to(q.dtype)
 
 
 def _multi_head(
@@ -253,7 +257,7 @@ def _multi_head(
     """Attend with separate projections of queries, keys and values.
 
     length: How many rows of what was kept are filled; new ones come behind them, None: all are.
-    origins: Where the rows of a beam come from; all must come from their own.
+    origins: The beam that each kept row of a beam comes from, ``[batch, beams, rows]``.
     """
     heads = op.get("num_heads")
     if k is None:  # [batch, rows, heads, 3, size]
@@ -265,13 +269,26 @@ def _multi_head(
         widths = [x.shape[-1] if x.ndim == 3 else x.shape[1] * x.shape[-1] for x in parts]
         parts = [x + part if x.ndim == 3 else x for x, part in zip(parts, bias.split(widths), strict=True)]
     q, k, v = (_in_heads(x, heads) for x in parts)
-    if origins is not None and origins.any():
-        raise ShapeError(f"{op.name} of several beams is not supported")
-    fresh, (k, v) = k.shape[2], _all_rows(k, v, past_k, past_v, length)
-    found = _joined(_attended(op, q, k, v, None, _with_masks(op, mask, added, q, k, k.shape[2] - fresh)))
+    fresh, new = k.shape[2], (k, v)
+    beams = [_of_beams(past, origins, length) for past in (past_k, past_v)]
+    k, v = _all_rows(k, v, beams[0], beams[1], length)
+    added = _with_masks(op, mask, added, q, k, k.shape[2] - fresh)
+    found, scores = _with_scores(op, q, k, v, None, added)
     if past_k is None or length is None:
-        return found, k, v
-    return found, _behind(past_k, k), _behind(past_v, v)
+        return (_joined(found), k, v, scores)[: max(op.count, 3)]
+    kept = (_behind(past, rows, int(length)) for past, rows in zip((past_k, past_v), new, strict=True))
+    return (_joined(found), *kept, scores)[: max(op.count, 3)]
+
+
+def _of_beams(past: Any, origins: Any, length: Any) -> Any:
+    """Return the rows that were kept, each from the beam that it comes from."""
+    if origins is None or past is None:
+        return past
+    batch, count = len(past), int(length)
+    beam = torch.arange(batch, device=past.device).reshape(-1, 1)
+    sources = beam // origins.shape[1] * origins.shape[1] + origins.reshape(batch, -1)[:, :count]
+    places = torch.arange(count, device=past.device)
+    return past.transpose(1, 2)[sources.long(), places].transpose(1, 2)
 
 
 def _all_rows(k: Any, v: Any, past_k: Any, past_v: Any, length: Any) -> tuple[Any, Any]:
@@ -282,9 +299,9 @@ def _all_rows(k: Any, v: Any, past_k: Any, past_v: Any, length: Any) -> tuple[An
     return torch.cat([past_k[:, :, :count], k], 2), torch.cat([past_v[:, :, :count], v], 2)
 
 
-def _behind(buffer: Any, rows: Any) -> Any:
-    """Return a buffer whose first rows are replaced."""
-    return torch.cat([rows, buffer[:, :, rows.shape[2] :]], 2)
+def _behind(buffer: Any, rows: Any, count: int) -> Any:
+    """Return a buffer with rows behind its first ones."""
+    return torch.cat([buffer[:, :, :count], rows, buffer[:, :, count + rows.shape[2] :]], 2)
 
 
 def _decoder_masked(
@@ -293,7 +310,6 @@ def _decoder_masked(
     bias: Any = None,
 ) -> Any:  # fmt: skip
     """Attend with one row of queries: `_multi_head` with its operands in another order."""
-    op.require(output_qk=0)
     return _multi_head(op, q, k, v, bias, mask, added, past_k, past_v, length, origins)
 
 
@@ -328,7 +344,13 @@ def _kept(mask: Any, batch: int, columns: int) -> Any:
 
 
 def _attention(
-    op: Operation, x: Any, weight: Any, bias: Any, mask: Any = None, past: Any = None, added: Any = None
+    op: Operation,
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    mask: Any = None,
+    past: Any = None,
+    added: Any = None,
 ) -> Any:
     """Project, and attend; one weight for queries, keys and values."""
     sizes = op.get("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3

@@ -19,7 +19,6 @@ from ladder.runtime.onnx_ops.moves import MOVES
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.resize import RESIZES
 from ladder.runtime.onnx_ops.windows import WINDOWS
-from tile_types.errors import ShapeError
 
 # states ------------------------------------------------------------------------------------------------
 
@@ -132,16 +131,29 @@ FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
 """Activations of experts, as onnxruntime computes them."""
 
 
-def _experts(
-    op: Operation, x: Any, router: Any, w1: Any, b1: Any, w2: Any, b2: Any = None, w3: Any = None,
+def _shares(op: Operation, router: Any, weights: Any = None, *, always: bool = False) -> tuple[Any, Any]:
+    """Return the shares of the experts that a router gives most, and which these are, ``[rows, count]``."""
+    logits = router.reshape(-1, router.shape[-1]).float()
+    shares, chosen = torch.softmax(logits, -1).topk(op.get("k", 1))
+    if weights is not None:
+        shares = weights.reshape(logits.shape).float().gather(1, chosen)
+    if always or op.get("normalize_routing_weights", 0):
+        shares = shares / shares.sum(-1, keepdim=True)
+    return shares, chosen
+
+
+def _experts(op: Operation, x: Any, router: Any, *matrices: Any) -> Any:
+    return _mixed(op, x, _shares(op, router), *matrices)
+
+
+def _mixed(
+    op: Operation, x: Any, routes: tuple[Any, Any], w1: Any, b1: Any, w2: Any, b2: Any = None, w3: Any = None,
     b3: Any = None,
 ) -> Any:  # fmt: skip
-    """Add, for each row, the results of the experts that have the largest probabilities, times these."""
+    """Add, for each row, the results of the experts that are chosen for it, times their shares."""
     op.require(use_sparse_mixer=0, swiglu_limit_after_activation=0)
     rows, name = x.reshape(-1, x.shape[-1]).float(), op.get("activation_type", "relu")
-    shares, chosen = torch.softmax(router.reshape(len(rows), -1).float(), -1).topk(op.get("k", 1))
-    if op.get("normalize_routing_weights", 0):
-        shares = shares / shares.sum(-1, keepdim=True)
+    shares, chosen = routes
     found = torch.zeros_like(rows)
     for expert in sorted(set(chosen.flatten().tolist())):
         at, place = (chosen == expert).nonzero(as_tuple=True)
@@ -181,16 +193,20 @@ def _stored_experts(
     w3: Any = None, s3: Any = None, b3: Any = None, z1: Any = None, z2: Any = None, z3: Any = None,
     weights: Any = None,
 ) -> Any:  # fmt: skip
-    """Mix experts whose matrices ``[N, K]`` are codes of 4 or 8 bits, in blocks along K or by rows."""
+    """Mix experts whose matrices ``[N, K]`` are codes of 4 or 8 bits, in blocks along K or by rows.
+
+    weights: Shares of all experts, where the router only chooses; without them onnxruntime's CPU normalizes
+        those of the router, whatever the node says.
+    """
     op.require(quant_type="int")
-    if weights is not None or not op.get("normalize_routing_weights", 0):  # onnxruntime's CPU normalizes all
-        raise ShapeError(f"{op.name} is supported with weights that are normalized, from its router, alone")
     bits = op.get("expert_weight_bits", 4)
     first, second, third = (
         None if w is None else _Decoded(bits, w, s, z)
         for w, s, z in ((w1, s1, z1), (w2, s2, z2), (w3, s3, z3))
     )
-    return _experts(op, x, router, first, b1, second, b2, third, b3)
+    return _mixed(
+        op, x, _shares(op, router, weights, always=weights is None), first, b1, second, b2, third, b3
+    )
 
 
 # under other names --------------------------------------------------------------------------------------
