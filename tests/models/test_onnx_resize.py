@@ -133,3 +133,32 @@ def test_batches_without_pictures() -> None:
     assert fast.staged.single is not None
     assert fast(torch.randn(0, 2, 4, 4)).shape == (0, 2, 8, 9)
     assert fast(torch.randn(3, 2, 4, 4)).shape == (3, 2, 8, 9)
+
+
+@pytest.mark.parametrize("how", ["half_pixel", "asymmetric", "align_corners"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int8])
+def test_whole_numbers_between_neighbours_have_no_fractions(how: str, dtype: torch.dtype) -> None:
+    """Cut off, as onnxruntime does (the standard says nothing of it), after a sum in its order in float32."""
+    x = torch.randint(0, 128, (2, 3, 4, 5), generator=torch.Generator().manual_seed(3)).to(dtype)
+    x = x if dtype == torch.uint8 else x - 64
+    op = Operation("Resize", 13, {"mode": "linear", "coordinate_transformation_mode": how})
+    found = TABLE["Resize"](op, x, None, torch.tensor([1.0, 1, 3, 2]))
+    f, wide = np.float32, x.numpy().astype(np.float32)
+    sides = []
+    for extent, out in ((4, 12), (5, 10)):
+        at, scale = np.arange(out, dtype=f), f(out / extent)
+        places = {"asymmetric": at / scale, "half_pixel": (at + f(0.5)) / scale - f(0.5)}
+        place = (at * f(extent - 1) / f(out - 1) if how == "align_corners" else places[how]).clip(
+            0, extent - 1
+        )
+        first = place.astype(int)
+        second = np.minimum(first + 1, extent - 1)
+        after, before = np.abs(place - first.astype(f)), np.abs(place - second.astype(f))
+        same = first == second
+        sides.append([(first, np.where(same, f(0.5), before)), (second, np.where(same, f(0.5), after))])
+    total = np.zeros((2, 3, 12, 10), dtype=f)
+    for row, row_share in sides[0]:
+        for column, share in sides[1]:
+            total = total + wide[:, :, row][..., column] * (share[None, :] * row_share[:, None])
+    assert torch.equal(found, torch.from_numpy(np.trunc(total)).to(dtype))
+    assert not torch.equal(found.float(), torch.from_numpy(total).round())

@@ -175,7 +175,7 @@ def _found_of(op: Operation, x: Any, scales: Any, sizes: Any) -> Found:
     same = all(scale == 1 and out == x.shape[axis] for axis, (out, scale) in zip(axes, targets, strict=True))
     if same and how != "tf_crop_and_resize":
         return Found(axes, targets, lambda work: work)
-    if not _is_torchs(op, x, axes, targets):
+    if _is_blended(op, x.dtype) or not _is_torchs(op, x, axes, targets):
         return Found(axes, targets, None)
     shape = [out for axis, (out, _) in sorted(zip(axes, targets, strict=True)) if axis > 1]
     function, corners = getattr(torch._C._nn, f"upsample_{LINEAR[x.ndim]}"), CORNERS[how or "half_pixel"]
@@ -195,6 +195,7 @@ def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: An
     mode, how = op.get("mode", "nearest"), op.get("coordinate_transformation_mode", "half_pixel")
     dtype, outside = x.dtype, []
     work = x if mode == "nearest" or dtype in (torch.float32, torch.float64) else x.float()
+    blended: list[tuple[int, Any]] = []
     if whole is not None:
         return whole(work) if work.dtype == dtype else _back(whole(work), dtype)
     regions = _roi(op, roi, axes)
@@ -202,16 +203,52 @@ def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: An
         extent = x.shape[axis]
         if out == extent and scale == 1 and how != "tf_crop_and_resize":
             continue
-        places = PLACES[how](torch.arange(out, dtype=torch.float64), scale, extent, out, begin, end)
+        kind = torch.float32 if _is_blended(op, dtype) else torch.float64
+        places = PLACES[how](torch.arange(out, dtype=kind), scale, extent, out, begin, end)
         if how == "tf_crop_and_resize":
             outside.append((axis, (places < 0) | (places > extent - 1)))
+        if _is_blended(op, dtype):
+            blended.append((axis, places))
+            continue
         function = _nearest if mode == "nearest" else _resampled
         work = function(op, work, axis, places, scale)
+    work = _blended(work, blended) if blended else work
     for axis, beyond in outside:
         shape = [-1 if at == axis else 1 for at in range(work.ndim)]
         fill = torch.full((), op.get("extrapolation_value", 0.0), dtype=work.dtype)
         work = torch.where(beyond.reshape(shape).to(work.device), fill.to(work.device), work)
+    if _is_blended(op, dtype):
+        return work.clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
     return work if work.dtype == dtype else _back(work, dtype)
+
+
+def _is_blended(op: Operation, dtype: Any) -> bool:
+    """Tell whole numbers between neighbours: their fractions are cut off, so onnxruntime's order is kept."""
+    return op.get("mode") == "linear" and not (dtype.is_floating_point or op.get("antialias", 0))
+
+
+def _blended(x: Any, axes: Sequence[tuple[int, Any]]) -> Any:
+    """Return the sum of all neighbours times products of their distances, as onnxruntime adds them, float32.
+
+    axes: Each with its coordinates, the last one varies fastest.
+    """
+    sides = []
+    for axis, places in axes:
+        extent, shape = x.shape[axis], [-1 if at == axis else 1 for at in range(x.ndim)]
+        within = places.clamp(0, extent - 1)
+        first = within.to(torch.int64)
+        second = (first + 1).clamp(max=extent - 1)
+        shares = [torch.where(first == second, 0.5, (within - tap).abs()) for tap in (second, first)]
+        sides.append(
+            [(axis, tap, share.reshape(shape)) for tap, share in zip((first, second), shares, strict=True)]
+        )
+    total: Any = None
+    for corner in product(*sides):
+        taken, share = x, 1.0
+        for axis, tap, part in reversed(corner):
+            taken, share = taken.index_select(axis, tap), share * part
+        total = taken * share if total is None else total + taken * share
+    return total
 
 
 def _back(x: Any, dtype: Any) -> Any:
