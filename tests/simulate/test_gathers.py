@@ -12,6 +12,7 @@ from drawn_chains import BOUNDS, DTYPES
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.movement.choose import ranked
+from ladder.movement.mapping import Mapping
 from ladder.simulate import simulate_launch
 from targets import get_device
 from tile_types.errors import ScheduleError
@@ -144,3 +145,22 @@ def test_numbers_of_no_row_are_errors(number: int) -> None:
     found, _ = launched(graph, None, [x, ids])
     assert [finding.kind for finding in found.findings] == ["out of bounds"]
     assert "a row that is not there" in str(found.findings[0])
+
+
+def test_no_number_waits_for_the_check_of_another() -> None:
+    """A kernel may stop at its end alone: what lies behind a branch is not loaded before it is decided."""
+    build = GraphBuilder("chain")
+    x, (i, j) = build.input("x", "float32", (50, 64)), (build.input(name, "int64", (96,)) for name in "ij")
+    edges = build.add("sub", *(build.add("gather", x, ids, axis=0, from_end=True) for ids in (i, j)))
+    graph = build.finish(edges)
+    four = Mapping(num=4, threads=128)
+    text = emit_chain(graph, get_device("cuda/sm_90a"), "chain", four).script()
+    assert text.count("__trap") == 1
+    assert text.index("__trap") > text.rindex("T.ptx")
+    inputs = drawn(graph, {"i": (50,), "j": (50,)})
+    inputs[1][5], inputs[2][7] = -50, -1
+    found, (got,) = launched(graph, four, inputs)
+    assert not found.findings
+    np.testing.assert_array_equal(got, inputs[0][inputs[1]] - inputs[0][inputs[2]])
+    inputs[2][7] = -51
+    assert [finding.kind for finding in launched(graph, None, inputs)[0].findings] == ["out of bounds"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.scalars import reinterpreted
@@ -25,12 +26,10 @@ NARROW_PAIR = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f32", "fp8_e5m2": "cvt.rn.sa
 """Two float32 to two 8-bit floats, rounded once (PTX ISA, cvt)."""
 
 
-ROW = """
-static __device__ __forceinline__ int {name}(long long number, long long rows) {{
-  {end}
-  if (number < 0 || number >= rows) __trap();
-  return (int)number;
-}}
+STOP = """
+static __device__ __forceinline__ void ladder_stop_where(int wrong) {
+  if (wrong) __trap();
+}
 """
 
 
@@ -98,10 +97,23 @@ class CudaDialect(Dialect):
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         b.ptx(f"st.global{ACCESS[len(words)]}.u32", buffer.ptr_to(list(index)), *words)
 
+    def watch_rows(self) -> None:
+        self.no_row = b.Variable("int32", 0)
+
     def row_number(self, value: Expr, extent: Expr, from_end: bool) -> Expr:
-        name = "ladder_row_from_end" if from_end else "ladder_row"
-        source = ROW.format(name=name, end="if (number < 0) number += rows;" if from_end else "")
-        return b.call_inline(name, source, "int32", T.Cast("int64", value), T.Cast("int64", extent))
+        """Return the first row where data names none: at a branch here, further loads would wait for it."""
+        assert self.no_row is not None
+        number = b.bind(value)
+        extent = T.Cast(str(number.ty.dtype), extent)
+        if from_end:
+            number = b.bind(T.Select(number < 0, number + extent, number))
+        beyond = b.bind(tirx.Or(number < 0, number >= extent))
+        self.no_row.set(T.Select(beyond, 1, self.no_row.value))
+        return T.Select(beyond, 0, T.Cast("int32", number))
+
+    def finish(self) -> None:
+        if self.no_row is not None:
+            b.emit(b.call_inline("ladder_stop_where", STOP, "void", self.no_row.value))
 
     def shuffle(self, value: Expr, distance: int, thread: Expr) -> Expr:
         return b.shuffle_xor(value, distance)

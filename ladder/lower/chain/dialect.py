@@ -47,6 +47,8 @@ class Dialect(ABC):
         """Lanes that exchange values."""
         self.shared: Any = None
         """Shared memory as uint32 words, once a kernel with some has begun."""
+        self.no_row: b.Variable | None = None
+        """Whether a thread was given a number of no row, of kernels that read rows by number."""
 
     @property
     def noalias(self) -> bool:
@@ -75,6 +77,12 @@ class Dialect(ABC):
     def sync(self) -> None:
         """Emit a barrier of the block."""
 
+    def watch_rows(self) -> None:  # noqa: B027
+        """Begin to note whether data names rows that are not there, before the first `row_number`."""
+
+    def finish(self) -> None:  # noqa: B027
+        """End the kernel: with an error where data named a row that is not there."""
+
     # ---- accesses ------------------------------------------------------------------------------------
     @abstractmethod
     def load(
@@ -94,7 +102,7 @@ class Dialect(ABC):
         """Emit one access: words become the elements from an index on."""
 
     def row_number(self, value: Expr, extent: Expr, from_end: bool) -> Expr:
-        """Return what data says is a row of ``extent``; a kernel ends with an error where it is none.
+        """Return what data says is a row of ``extent``; where it is none, `finish` ends with an error.
 
         from_end: Whether negative numbers count from the end.
         """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from ladder.ir.graph import Node
+from ladder.ir.graph import Graph, Node
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.indices import Index
@@ -20,6 +20,11 @@ from tile_types.errors import ScheduleError
 
 if TYPE_CHECKING:
     from ladder.lower.chain.values import Values
+
+
+def reads_rows(graph: Graph) -> bool:
+    """Tell whether a chain reads elements by number."""
+    return any(node.operator == "gather" for node in graph.nodes)
 
 
 def no_row_number(value: Expr, extent: Expr, from_end: bool) -> Expr:

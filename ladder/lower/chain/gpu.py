@@ -441,3 +441,4 @@ class GpuChain:
             ColumnReductions(nest).emit()
         else:
             RowLoops(nest).emit()
+        nest.dialect.finish()

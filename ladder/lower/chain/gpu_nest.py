@@ -33,6 +33,7 @@ from ladder.lower.chain.divisions import (
     quotient,
 )
 from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.gathers import reads_rows
 from ladder.lower.chain.indices import Index, variables_of
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scans import scan_row
@@ -168,12 +169,15 @@ class GpuNest(Nest):
 
         words: 32-bit words of shared memory.
         """
-        block, self.thread = self.dialect.start(blocks, threads, words, self.early_inputs())
+        block, self.thread = self.dialect.start(blocks, threads, words, [*self.early_lines().values()])
+        self.watch_rows()
         self.open_codes()
         return block, self.thread
 
-    def early_inputs(self) -> list[Early]:
-        return list(self.early_lines().values())
+    def watch_rows(self) -> None:
+        """Begin to note numbers of no row, if the chain reads elements by number."""
+        if reads_rows(self.graph):
+            self.dialect.watch_rows()
 
     def early_lines(self) -> dict[str, Early]:
         """Return input -> its lines, of those that are small: of a row for all rows, or of few rows."""

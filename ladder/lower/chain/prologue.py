@@ -163,7 +163,7 @@ class ChainPrologue:
     def prefetch(self, first: Expr, thread: Expr) -> None:
         """Bring small inputs into L2 while the kernel before may still run; by the ``first`` block."""
         dialect: Any = self.nest.dialect
-        for lines, address in self.nest.early_inputs() if dialect.overlap.possible else ():
+        for lines, address in self.nest.early_lines().values() if dialect.overlap.possible else ():
             for start in range(0, lines, self.threads):
                 with b.when(T.And(first, thread + start < lines)):
                     b.ptx("prefetch.global.L2", address(thread + start))
@@ -187,11 +187,13 @@ class ChainPrologue:
         nest = self.nest
         nest.thread = nest.lane = thread
         nest.within(thread, self.threads)
+        nest.watch_rows()
         for row in range(self.form.rows):
             _Rows(nest, first).row(row)
             nest.values.forget()
             nest.values.cells.clear()
             nest.vectors.words.clear()
+        nest.dialect.finish()
         b.block_sync()
         if self.copies:
             with b.when(first):

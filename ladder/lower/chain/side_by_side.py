@@ -12,6 +12,7 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.graph import Graph
 from ladder.lower import builder as b
 from ladder.lower.chain.dialect import Dialect, Early
+from ladder.lower.chain.gathers import reads_rows
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Indices
@@ -74,6 +75,8 @@ class SideBySide:
             lines |= nest.early_lines()
         counts = [int(nest.count) for nest in self.nests]
         block, thread = self.dialect.start(sum(counts), self.dialect.wave, 0, list(lines.values()))
+        if any(reads_rows(nest.graph) for nest in self.nests):
+            self.dialect.watch_rows()
         first = 0
         for nest, count in zip(self.nests, counts, strict=True):
             with b.when(tirx.And(block >= first, block < first + count)):
@@ -81,6 +84,7 @@ class SideBySide:
                 nest.open_codes()
                 RowLoops(nest).team(b.bind(block - first), thread)
             first += count
+        self.dialect.finish()
 
 
 def _part(chain: Chain, results: tuple[str, ...]) -> Chain:

@@ -87,20 +87,15 @@ def _words(function: Callable[..., Array]) -> Callable[[Translator, CallView, tu
     return make
 
 
-def _row(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Read:
-    """Check the number of a row; where a kernel would end with an error, the log says so."""
-    number, rows = (t.read(operand) for operand in call.operands)
+def _stop_where(t: Translator, call: CallView, groups: tuple[str, ...], source: str) -> Step:
+    """End with an error where a thread was given a number of no row; the log says so."""
+    wrong = t.read(call.operands[0])
 
-    def read(c: Cohort) -> Value:
-        found, extent = np.asarray(number(c), np.int64), np.asarray(rows(c), np.int64)
-        found = np.where(found < 0, found + extent, found) if groups[0] else found
-        beyond = (found < 0) | (found >= extent)
-        if (np.broadcast_to(beyond, c.active.shape) & c.active).any():
+    def action(c: Cohort) -> None:
+        if (np.broadcast_to(np.asarray(wrong(c), bool), c.active.shape) & c.active).any():
             c.log.add("out of bounds", call.statement, "takes a row that is not there", "row")
-        result = np.where(beyond, 0, found).astype(np.int32)
-        return result if result.ndim else int(result)
 
-    return read
+    return action
 
 
 def lop3(a: Array, b: Array, c: Array, table: str) -> Array:
@@ -456,7 +451,7 @@ HELPERS: tuple[Helper, ...] = (
     Helper(r"ladder_(logarithm_of_two)", "lg2.approx.f32 ", special),
     Helper(r"ladder_(quotient)", "div.full.f32 ", pair),
     Helper(r"ladder_(log_of_sum)", "fmaxf(x, y) + log1pf(expf(-apart));", pair),
-    Helper(r"ladder_row(_from_end)?", "if (number < 0 || number >= rows) __trap();", _row),
+    Helper(r"ladder_stop_where", "if (wrong) __trap();", _stop_where),
     Helper(r"ladder_(product)", "return __fmul_rn(x, y);", pair),
     Helper(r"ladder_by_inverse", "__fmaf_rn(__fmaf_rn(-near, divisor, x), inverse, near)", by_inverse),
     Helper(r"ladder_(maximum|minimum)", ".NaN.f32 ", pair),
