@@ -15,6 +15,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import larger, product, total
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.movement.row_joins import between_rows, reduced_place
 from ladder.movement.whole_rows import whole_axes
 from ladder.partition.rows import REDUCTIONS, SCANS, Index, column_axes, loop_axes, operand_index
 from tile_types.errors import ScheduleError
@@ -64,7 +65,7 @@ def _is_series(graph: Graph, node: Node, place: Index, columns: Index) -> bool:
     loops: set[str] = set()
     while True:
         loops.add(loop := f"k{len(loops)}")
-        place = _operand_place(graph, node, place, loop)
+        place = reduced_place(graph, node, place, loop)
         inside = _below(graph, node.inputs[0], place)
         along = [one for one in inside if any(part & loops for part in one[1])]
         if not _stay(graph, [one for one in inside if one not in along], columns):
@@ -82,14 +83,6 @@ def _ends_alike(graph: Graph, node: Node, columns: Index) -> bool:
     count = len(columns)
     read = graph.tile(node.inputs[0]).shape[-count:]
     return any(graph.tile(value).shape[-count:] == read for value in graph.outputs)
-
-
-def _operand_place(graph: Graph, node: Node, place: Index, loop: str) -> Index:
-    """Return what the place depends on of an element that a reduction reads."""
-    attributes, shape = node_attributes(node), graph.tile(node.inputs[0]).shape
-    axis = attributes["axis"] % len(shape)
-    own = frozenset[str]() if shape[axis] == 1 else frozenset({loop})
-    return (*place[:axis], own, *place[axis + 1 if attributes["keep"] else axis :])
 
 
 WARP = 32
@@ -342,6 +335,7 @@ def held_columns(graph: Graph, rows: int) -> int | None:
     chosen of a row, say.
     """
     lengths: set[Extent] = set()
+    apart = between_rows(graph, rows)
     for value in graph.outputs:
         columns = graph.tile(value).shape[rows:]
         if set(columns[:-1]) - {1}:
@@ -355,7 +349,8 @@ def held_columns(graph: Graph, rows: int) -> int | None:
             if product(shape[:-1]) != product(graph.tile(graph.outputs[0]).shape[:rows]):
                 return None
             lengths.add(shape[-1])
-        if node.operator in ("concat", "pad", "map", "repeat") and not _joins_known(graph, node):
+        cuts = node.operator in ("concat", "pad", "map", "repeat") and node.name not in apart
+        if cuts and not _joins_known(graph, node):
             return None
     known = {length for length in lengths if isinstance(length, int)}
     if len(known) < len(lengths) or not known:

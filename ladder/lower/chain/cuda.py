@@ -97,9 +97,6 @@ class CudaDialect(Dialect):
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         b.ptx(f"st.global{ACCESS[len(words)]}.u32", buffer.ptr_to(list(index)), *words)
 
-    def watch_rows(self) -> None:
-        self.no_row = b.Variable("int32", 0)
-
     def row_number(self, value: Expr, extent: Expr, from_end: bool) -> Expr:
         """Return the first row where data names none: at a branch here, further loads would wait for it."""
         assert self.no_row is not None

@@ -77,8 +77,9 @@ class Dialect(ABC):
     def sync(self) -> None:
         """Emit a barrier of the block."""
 
-    def watch_rows(self) -> None:  # noqa: B027
+    def watch_rows(self) -> None:
         """Begin to note whether data names rows that are not there, before the first `row_number`."""
+        self.no_row = b.Variable("int32", 0)
 
     def finish(self) -> None:  # noqa: B027
         """End the kernel: with an error where data named a row that is not there."""

@@ -35,6 +35,7 @@ from ladder.lower.chain.divisions import (
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gathers import reads_rows
 from ladder.lower.chain.indices import Index, variables_of
+from ladder.lower.chain.joins import before_the_last, computed_apart
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.scans import scan_row
 from ladder.lower.chain.scatter import Chain
@@ -83,20 +84,6 @@ SLOTS = 32
 """Words that reductions over a block have in one kernel; each has its own, so one barrier is enough."""
 
 
-def computed_apart(graph: Graph) -> int:
-    """Return how many operators, at most, compute operands of a join, but not all of them."""
-    below: dict[str, frozenset[str]] = {}
-    apart = 0
-    for node in graph.nodes:
-        own = frozenset({node.name} if get_operator(node.operator).elementwise else ())
-        parts = [below[value] for value in node.inputs]
-        every = frozenset().union(*parts)
-        if node.operator == "concat":
-            apart = max(apart, len(every - parts[0].intersection(*parts)))
-        below |= dict.fromkeys(node.values, own | every)
-    return apart
-
-
 class GpuNest(Nest):
     """A kernel for GPUs being emitted: what computes elements, in vectors, and reductions.
 
@@ -135,6 +122,8 @@ class GpuNest(Nest):
         sizes = {node.name: BYTES.get(stored_type(node.tile.ttype.name)) for node in graph.inputs}
         self.values.zeroed = {name for name, size in sizes.items() if size in (2, 4)}
         self.values.clamped = clamped_axes(graph, sizes.keys() - self.values.zeroed)
+        if not mapping.tile[0] and not mapping.across:
+            self.values.joined_by_position = before_the_last(graph)
         for node in graph.nodes:  # as their inputs, from other places
             if node.operator in ("reshape", "transpose") and node.inputs[0] in self.values.zeroed:
                 self.values.zeroed.add(node.name)

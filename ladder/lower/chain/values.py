@@ -23,11 +23,11 @@ from ladder.ir.indexing import Affine, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
-from ladder.lower.chain import gathers
+from ladder.lower.chain import gathers, joins
 from ladder.lower.chain.clamping import every_axis, is_read_under, is_within, spread_values
 from ladder.lower.chain.conversions import converted, decoded, encoded, round_through
 from ladder.lower.chain.element_types import computed_type
-from ladder.lower.chain.indices import Index, Indices, is_long, is_same
+from ladder.lower.chain.indices import Index, Indices, is_long
 from ladder.partition.rows import REDUCTIONS, SCANS, reshape_groups
 from schedules.schedule import check
 from tile_types.errors import DTypeError
@@ -70,6 +70,8 @@ class Values(Indices):
         """Those on which it depends whether the value being made may be read."""
         self.zeroed: set[str] = set()
         """Values of which loads under conditions give zeros where those fail."""
+        self.joined_by_position: set[str] = set()
+        """Joins of which an element's position is chosen, rather than its value, if all are parts of one."""
         self.narrow = self.looking = False
         """Whether positions of 64 bits are worked out in 32; only loads count: reductions need no cells."""
         self.keep: Callable[[Expr], Expr] | None = None
@@ -334,57 +336,6 @@ def _repeated(values: Values, node: Node, index: Index, attributes: Mapping[str,
     return [tuple(place)]
 
 
-def _joins(
-    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
-) -> list[tuple[Expr, Expr]]:
-    """Return (begin, end) of each operand along the axis."""
-    axis = attributes["axis"] % len(index)
-    bounds, begin = [], 0
-    for value in node.inputs:
-        end = values.simplified(begin + values.extent(values.graph.tile(value).shape[axis]))
-        bounds.append((begin, end))
-        begin = end
-    return bounds
-
-
-def _join_places(
-    values: Values, node: Node, index: Index, attributes: Mapping[str, Any]
-) -> list[Index | None]:
-    axis = attributes["axis"] % len(index)
-    found: list[Index | None] = []
-    for operand, (begin, end) in zip(node.inputs, _joins(values, node, index, attributes), strict=True):
-        outside = values.is_below(index[axis], begin) is True or values.is_below(index[axis], end) is False
-        if outside or is_same(begin, end):
-            found.append(None)
-            continue
-        place = values.between(operand, axis, index[axis], begin, end) - begin
-        found.append((*index[:axis], values.simplified(place), *index[axis + 1 :]))
-    return found
-
-
-def _joined(values: Values, node: Node, index: Index, attributes: Mapping[str, Any]) -> Expr:
-    """Choose the operand: where the loop's range decides, without a branch."""
-    axis = attributes["axis"] % len(index)
-    bounds = _joins(values, node, index, attributes)
-    places = _join_places(values, node, index, attributes)
-    kept = [row for row in zip(node.inputs, places, bounds, strict=True) if row[1] is not None]
-    if not kept:  # what is assumed here rules out all operands, so this is never reached
-        return tirx.const(0, computed_type(node.tile.ttype.name))
-    if len(kept) == 1:
-        return values.at(kept[0][0], kept[0][1])  # type: ignore[arg-type]
-    result: Expr = None
-    for number, (operand, place, (begin, end)) in reversed(list(enumerate(kept))):
-        first, last = number == 0, number == len(kept) - 1
-        outside = ([] if first else [index[axis] >= begin]) + ([] if last else [index[axis] < end])
-        value = values.under(outside, partial(values.at, operand, place))  # type: ignore[arg-type]
-        if not last:
-            values.note_break(index[axis], end)
-            values.open.append(values.compared(index[axis], end))
-            value = T.if_then_else(index[axis] < end, value, result)
-        result = value
-    return result
-
-
 def _borders(values: Values, place: Sequence[Expr], shape: Sequence[Extent]) -> list[tuple[Expr, Expr, bool]]:
     """Return (position, boundary, whether it must be below), what holds anyway left out."""
     found = []
@@ -478,7 +429,7 @@ _PLACES: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], list[Index
     "transpose": _transposed,
     "slice": _sliced,
     "repeat": _repeated,
-    "concat": _join_places,
+    "concat": joins.places,
     "pad": _pad_places,
     "map": _window_places,
     "gather": lambda *given: [*gathers.places(*given)],
@@ -492,7 +443,7 @@ _MAKERS: dict[str, Callable[[Values, Node, Index, Mapping[str, Any]], Expr]] = {
     "iota": _iota,
     "convert": _convert,
     **dict.fromkeys(("broadcast", "reshape", "transpose", "slice", "repeat"), _moved),
-    "concat": _joined,
+    "concat": joins.element,
     "pad": _padded,
     "map": _windowed,
     "gather": gathers.element,

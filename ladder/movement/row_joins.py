@@ -1,0 +1,51 @@
+"""Joins and borders that lie between rows: which operand an element is of is the same for all of a row."""
+
+from __future__ import annotations
+
+from ladder.ir.build import node_attributes
+from ladder.ir.graph import Graph, Node
+from ladder.partition.rows import REDUCTIONS, Index, Loops, operand_index
+
+COLUMN: Loops = frozenset({"column"})
+"""The loop over what a row has."""
+
+
+def between_rows(graph: Graph, rows: int) -> frozenset[str]:
+    """Return the joins and pads of a loop over rows that no element's column decides."""
+    seen: set[tuple[str, Index]] = set()
+    ahead: list[tuple[str, Index]] = []
+    for value in graph.outputs:
+        columns = len(graph.tile(value).shape) - rows
+        ahead.append((value, (*[frozenset[str]()] * rows, *[COLUMN] * columns)))
+    across: set[str] = set()
+    while ahead:
+        value, place = ahead.pop()
+        if (value, place) in seen:
+            continue
+        seen.add((value, place))
+        node = graph.producer(value)
+        if any(place[axis] for axis in _cut_axes(node)):
+            across.add(node.name)
+        if node.operator in REDUCTIONS:
+            ahead.append((node.inputs[0], reduced_place(graph, node, place, "column")))
+            continue
+        ahead += [(operand, operand_index(graph, node, at, place)) for at, operand in enumerate(node.inputs)]
+    return frozenset(n.name for n in graph.nodes if n.operator in ("concat", "pad")) - across
+
+
+def _cut_axes(node: Node) -> list[int]:
+    """Return the axes along which a join or a pad is of several pieces."""
+    if node.operator == "concat":
+        return [node_attributes(node)["axis"] % len(node.tile.shape)]
+    if node.operator != "pad":
+        return []
+    low, high = (node_attributes(node)[end] for end in ("low", "high"))
+    return [axis for axis in range(len(low)) if (low[axis], high[axis]) != (0, 0)]
+
+
+def reduced_place(graph: Graph, node: Node, place: Index, loop: str) -> Index:
+    """Return what the place depends on of an element that a reduction reads."""
+    attributes, shape = node_attributes(node), graph.tile(node.inputs[0]).shape
+    axis = attributes["axis"] % len(shape)
+    own = frozenset[str]() if shape[axis] == 1 else frozenset({loop})
+    return (*place[:axis], own, *place[axis + 1 if attributes["keep"] else axis :])
