@@ -67,6 +67,18 @@ def test_different_numbers_beyond_signed_ones() -> None:
     assert (values.tolist(), counts.tolist()) == ([3, 1 << 63], [1, 2])
 
 
+def test_numbers_beyond_signed_ones_are_positive() -> None:
+    """Their bits are computed with as int64: magnitudes, signs and the larger of two were those of int64."""
+    x = np.array([(1 << 63) + 5, 1, 0, (1 << 64) - 1], np.uint64)
+    assert ran("Abs", [x])[0].tolist() == x.tolist()
+    assert ran("Sign", [x])[0].tolist() == [1, 1, 0, 1]
+    new, at = np.array([3, 1 << 63, 7, 2], np.uint64), np.arange(4)
+    for how, function in (("max", np.maximum), ("min", np.minimum), ("add", np.add)):
+        wanted = function(x, new).tolist()
+        assert ran("ScatterElements", [x, at, new], reduction=how)[0].tolist() == wanted
+        assert ran("ScatterND", [x, at.reshape(4, 1), new], reduction=how)[0].tolist() == wanted
+
+
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32, np.uint64, np.bool_])
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
 def test_borders_of_whole_numbers(kind: Any, mode: str) -> None:

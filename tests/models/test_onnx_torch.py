@@ -273,6 +273,15 @@ def test_forms_of_attention_that_are_not_supported_are_named() -> None:
         TABLE[op.name](op, *operands)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_windows_larger_than_volumes_find_nothing(count: int) -> None:
+    given = {"kernel_shape": [3, 3, 3], "dilations": [2, 2, 2], "strides": [2, 2, 2]}
+    op = Operation("MaxPool", 22, given, count)
+    for dtype in (torch.int8, torch.float32):
+        found = TABLE["MaxPool"](op, torch.ones(1, 2, 6, 6, 4, dtype=dtype))
+        assert [x.shape for x in ([found] if count == 1 else found)] == [(1, 2, 1, 1, 0)] * count
+
+
 def test_operators_of_other_domains_are_named() -> None:
     for text, message in (
         ("y = com.microsoft.Nothing(x)", "unknown ONNX operator 'com.microsoft::Nothing'"),

@@ -12,10 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
-from ladder.runtime.onnx_ops.values import array_of, narrow, value_of, wide
-
-SIGN = torch.iinfo(torch.int64).min
-"""Mask that turns the order of uint64 bits into that of int64."""
+from ladder.runtime.onnx_ops.values import array_of, narrow, ordered, restored, value_of, wide
 
 
 def unary(function: Callable[[Any], Any]) -> Run:
@@ -54,16 +51,6 @@ def compared(function: Callable[[Any, Any], Any]) -> Run:
         return function(*aligned(op, ordered(a), ordered(b)))
 
     return run
-
-
-def ordered(x: Any) -> Any:
-    """Return a tensor in a signed type that keeps the order."""
-    return wide(x) ^ SIGN if x.dtype == torch.uint64 else wide(x)
-
-
-def restored(x: Any, dtype: Any) -> Any:
-    """Return what `ordered` gave, in the type that it was."""
-    return narrow(x ^ SIGN if dtype == torch.uint64 else x, dtype)
 
 
 def folded(function: Callable[[Any, Any], Any]) -> Run:
@@ -219,6 +206,18 @@ UNARY: Mapping[str, Callable[[Any], Any]] = {
 }
 """Functions of one tensor that keep its type."""
 
+MAGNITUDES: Mapping[str, Callable[[Any], Any]] = {
+    "Abs": lambda x: x,
+    "Sign": lambda x: narrow((wide(x) != 0).to(torch.int64), x.dtype),
+}
+"""Functions that read signs -> what they are of uint64, which is computed in int64."""
+
+
+def _of_magnitude(run: Run, function: Callable[[Any], Any]) -> Run:
+    """Return a row with another function of uint64."""
+    return lambda op, x: function(x) if x.dtype == torch.uint64 else run(op, x)
+
+
 BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "Add": torch.add, "Sub": torch.sub, "Mul": torch.mul, "And": torch.logical_and, "Or": torch.logical_or,
     "Xor": torch.logical_xor, "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or,
@@ -228,6 +227,7 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
 
 ELEMENTWISE: Mapping[str, Run] = {
     **{name: unary(function) for name, function in UNARY.items()},
+    **{name: _of_magnitude(unary(UNARY[name]), function) for name, function in MAGNITUDES.items()},
     **{name: binary(function) for name, function in BINARY.items()},
     **{
         name: compared(function)

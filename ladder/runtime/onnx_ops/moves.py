@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
-from ladder.runtime.onnx_ops.values import BITS, DTYPES, integers, narrow, wide
+from ladder.runtime.onnx_ops.values import BITS, DTYPES, integers, narrow, ordered, restored, wide
 from tile_types.errors import ShapeError
 
 SAME = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -233,7 +233,8 @@ def scattering(function: Run) -> Run:
     def run(op: Operation, x: Any, indices: Any, updates: Any) -> Any:
         if op.get("reduction", "none") == "none":
             return of_one_type(lambda into, new: function(op, into, indices, new), x, updates)
-        return narrow(function(op, wide(x), indices, wide(updates)), x.dtype)
+        to, back = (ordered, restored) if op.get("reduction") in ("max", "min") else (wide, narrow)
+        return back(function(op, to(x), indices, to(updates)), x.dtype)
 
     return run
 

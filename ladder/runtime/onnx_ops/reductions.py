@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ladder.runtime.onnx_ops.elementwise import ordered, restored
 from ladder.runtime.onnx_ops.operation import Operation, Run
-from ladder.runtime.onnx_ops.values import DTYPES, narrow, wide
+from ladder.runtime.onnx_ops.values import DTYPES, narrow, ordered, restored, wide
 
 
 def reduced(function: Callable[[Any, list[int], bool], Any], each: Callable[[Any], Any] | None = None) -> Run:

@@ -97,6 +97,10 @@ def code_of(value: Any) -> int:
     return int(found)
 
 
+SIGN = torch.iinfo(torch.int64).min
+"""Mask that turns the order of uint64 bits into that of int64."""
+
+
 def wide(value: Any) -> Any:
     """Return a tensor in a type that torch computes in."""
     target = WIDER.get(value.dtype) if isinstance(value, torch.Tensor) else None
@@ -110,6 +114,16 @@ def narrow(value: Any, dtype: torch.dtype) -> Any:
     if dtype == torch.uint64 and value.dtype == torch.int64:
         return value.contiguous().view(torch.uint64)
     return value if value.dtype == dtype else value.to(dtype)
+
+
+def ordered(x: Any) -> Any:
+    """Return a tensor in a signed type that keeps the order."""
+    return wide(x) ^ SIGN if x.dtype == torch.uint64 else wide(x)
+
+
+def restored(x: Any, dtype: Any) -> Any:
+    """Return what `ordered` gave, in the type that it was."""
+    return narrow(x ^ SIGN if dtype == torch.uint64 else x, dtype)
 
 
 def integers(value: Any) -> list[int]:

@@ -156,7 +156,7 @@ def _windows(x: Any, geometry: Any, value: float) -> Any:
             (
                 ...,
                 *(
-                    slice(at * gap, at * gap + (count - 1) * step + 1, step)
+                    slice(at * gap, at * gap + (count - 1) * step + 1 if count > 0 else at * gap, step)
                     for at, gap, count, step in places
                 ),
             )
@@ -177,7 +177,7 @@ def _max_pool(op: Operation, x: Any) -> Any:
     values = found.amax(-1)
     if op.count == 1:
         return values
-    return values, _positions(op, x, found, geometry)
+    return values, _positions(op, x, found, geometry) if values.numel() else values.to(torch.int64)
 
 
 def _is_pooled_by_torch(op: Operation, x: Any, geometry: Any) -> bool:
