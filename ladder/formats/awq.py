@@ -1,17 +1,21 @@
 """AWQ (AutoAWQ, AutoRound's auto_awq): 4-bit codes along N (gemm) or along K (gemv, gemv_fast).
 
-``w[n, k] = scales[g, n] * (q[k, n] - z[g, n])``; gemv_fast stores ``-scales * z``. Sources: AutoAWQ
-``modules/linear/gemm.py``, ``gemv.py``, ``gemv_fast.py``, GPTQModel ``nn_modules/qlinear/gemv_fast_awq.py``.
+``w[n, k] = scales[g, n] * (q[k, n] - z[g, n])``; gemv_fast stores ``-scales * z``. GPTQModel's gemm has other
+widths too, whose codes are a stream along N in their own order. Sources: AutoAWQ ``modules/linear/gemm.py``,
+``gemv.py``, ``gemv_fast.py``, GPTQModel ``nn_modules/qlinear/gemv_fast_awq.py``,
+``quantization/awq/utils/packing_utils.py``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ladder.formats.bits import flipped, octets_of, repacked, sign_bits, words_to_codes
+from ladder.formats.bits import by_rows, flipped, octets_of, repacked, sign_bits, words_to_codes
 from ladder.formats.gptq import PackedForm, symmetric_or_not
-from ladder.formats.layer import AUTO_ROUND, SCALES, Format, Layer, Shape, group_of
+from ladder.formats.layer import AUTO_ROUND, OVERRIDES, SCALES, Format, Layer, Shape, group_of
 from ladder.formats.repack import transposed_nibbles
+from tile_types.packing import pack_codes
 
 if TYPE_CHECKING:
     import torch
@@ -22,12 +26,37 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Nibble i of word c is output ``8 * c + ORDER[i]``."""
 
 BITS = 4
+FOUR_ONLY = "this layout of AWQ packs 4-bit codes only"
+
+
+WIDTHS = (4, 2, 3, 5, 6, 7, 8)
+"""Bits of codes of the gemm layout."""
 
 
 def is_gemm(layer: Layer) -> bool:
-    """Tell by shapes whether words hold codes of eight outputs."""
+    """Tell by shapes whether words hold codes of several outputs."""
     weight, scales = layer[".qweight"].shape, layer[".scales"].shape
-    return len(weight) == len(scales) == 2 and weight[1] * 8 == scales[1]
+    return len(weight) == len(scales) == 2 and bool(_widths(layer))
+
+
+def _widths(layer: Layer) -> list[int]:
+    """Return the bits that codes of the gemm layout may have, by shapes alone."""
+    words, n = layer[".qweight"].shape[1], layer[".scales"].shape[1]
+    return [bits for bits in WIDTHS if words == -(-n * bits // 32) and (bits != BITS or n % 8 == 0)]
+
+
+def gemm_bits(layer: Layer) -> int:
+    """Return the bits of a layer's codes.
+
+    Raises CheckpointError if the configuration says others, or extents fit several.
+    """
+    fitting, stated = _widths(layer), layer.option("bits", int, None)
+    differ = any(layer.config.get(key) for key in OVERRIDES)
+    agrees = stated is None or stated in fitting or differ
+    layer.require(agrees, f"its words fit codes of {fitting} bits, the configuration says {stated}")
+    certain = len(fitting) == 1 or (stated in fitting and not differ)
+    layer.require(certain, f"its words fit codes of {fitting} bits")
+    return next(bits for bits in fitting if len(fitting) == 1 or bits == stated)
 
 
 def is_gemv(layer: Layer) -> bool:
@@ -51,8 +80,7 @@ def fast_shape(layer: Layer) -> Shape:
 
 def gemm_shape(layer: Layer) -> Shape:
     """Return [N, K]."""
-    k, words = layer.shape(".qweight", 2)
-    return 8 * words, k
+    return layer.shape(".scales", 2)[1], layer.shape(".qweight", 2)[0]
 
 
 def gemv_shape(layer: Layer) -> Shape:
@@ -63,30 +91,54 @@ def gemv_shape(layer: Layer) -> Shape:
 
 def read_gemm(layer: Layer) -> QuantizedTensor:
     """Read a layer of the gemm layout."""
-    from torch.nn.functional import pad
-
     n, k = gemm_shape(layer)
     groups, _ = layer.shape(".scales", 2)
+    bits = gemm_bits(layer)
     _require_types(layer)
-    layer.require(layer.shape(".qzeros", 2) == (groups, n // 8), "qzeros do not fit scales")
-    layer.require(k % 8 == 0, f"{k} inputs are no multiple of 8")
+    words = -(-n * bits // 32)
+    layer.require(layer.shape(".qzeros", 2) == (groups, words), "qzeros do not fit scales")
+    layer.require(bits != BITS or k % 8 == 0, f"{k} inputs are no multiple of 8")
     group = group_of(layer, k, groups, layer.option("group_size", int, None))
-    words = pad(layer.tensor(".qzeros"), (0, 0, 0, -groups % 8))
-    zero = words_to_codes(transposed_nibbles(words, ORDER), BITS, groups)
     fields = {"scale": layer.tensor(".scales").t().contiguous(), "columns": None, "block": (1, group)}
-    form = PackedForm(n, k, BITS, groups, planar=False)
+    form = PackedForm(n, k, bits, groups, planar=False)
+    read_codes = _in_order if bits == BITS else _streams
+    zero, store = read_codes(layer, form)
+    return symmetric_or_not(form, store, zero, None, fields)
+
+
+def _in_order(layer: Layer, form: PackedForm) -> tuple[torch.Tensor, Callable[..., torch.Tensor]]:
+    """Return zero points ``[N, G]`` and what gives storage, of words of eight outputs in `ORDER`."""
+    from torch.nn.functional import pad
+
+    words = pad(layer.tensor(".qzeros"), (0, 0, 0, -form.groups % 8))
 
     def store(*, signed: bool) -> torch.Tensor:
         flip = sign_bits(BITS, 32) if signed else 0
         return octets_of(transposed_nibbles(layer.tensor(".qweight"), ORDER, flip))
 
-    return symmetric_or_not(form, store, zero, None, fields)
+    return words_to_codes(transposed_nibbles(words, ORDER), BITS, form.groups), store
+
+
+def _streams(layer: Layer, form: PackedForm) -> tuple[torch.Tensor, Callable[..., torch.Tensor]]:
+    """Return zero points ``[N, G]`` and what gives storage, of streams of codes along N."""
+
+    def unpacked(part: str) -> torch.Tensor:
+        codes = by_rows(lambda words: words_to_codes(words, form.bits, form.n), layer.tensor(part), form.n)
+        return codes.t().contiguous()
+
+    def store(*, signed: bool) -> torch.Tensor:
+        middle = 1 << (form.bits - 1) if signed else 0
+        codes = unpacked(".qweight")
+        return by_rows(lambda rows: pack_codes(rows ^ middle, form.bits), codes, form.k)
+
+    return unpacked(".qzeros"), store
 
 
 def read_gemv(layer: Layer) -> QuantizedTensor:
     """Read a layer of the gemv layout; its groups are padded, so the configuration must say their size."""
     n, k = gemv_shape(layer)
     _require_types(layer)
+    layer.require(layer.option("bits", int, BITS) == BITS, FOUR_ONLY)
     group = stated_group(layer, k)
     groups = k // group
     room = min(layer.shape(".scales", 2)[1], 8 * layer.shape(".qzeros", 2)[1])
@@ -123,7 +175,7 @@ def read_fast(layer: Layer) -> QuantizedTensor:
     zeros = ".qzeros" if ".qzeros" in layer else ".scaled_zeros"
     for part in (".scales", zeros):
         layer.require_type(part, *SCALES)
-    layer.require(layer.option("bits", int, BITS) == BITS, "AWQ packs 4-bit codes only")
+    layer.require(layer.option("bits", int, BITS) == BITS, FOUR_ONLY)
     layer.require(k % 64 == 0, f"{k} inputs are no multiple of 64")
     group = stated_group(layer, k)
     groups, outputs = layer.shape(".scales", 2)
@@ -148,7 +200,6 @@ def _require_types(layer: Layer) -> None:
     layer.require_type(".qweight", "int32")
     layer.require_type(".qzeros", "int32")
     layer.require_type(".scales", *SCALES)
-    layer.require(layer.option("bits", int, BITS) == BITS, "AWQ packs 4-bit codes only")
 
 
 METHODS = ("awq", *AUTO_ROUND)

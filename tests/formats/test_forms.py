@@ -354,3 +354,34 @@ def test_zero_points_of_0_in_gptqs_first_version(bits: int, tmp_path: Path) -> N
     config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "checkpoint_format": "gptq"}
     wanted = codes - zero.t().repeat_interleave(GROUP, 1)
     assert torch.equal(stored(tmp_path, arrays, config).dequantize(), wanted.double())
+
+
+def stream(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Pack codes along the last axis one behind another, lowest bits first, into words of 32 bits."""
+    count = -(-codes.shape[1] * bits // 32)
+    digits = (codes[..., None] >> torch.arange(bits) & 1).flatten(1)
+    digits = torch.nn.functional.pad(digits, (0, 32 * count - digits.shape[1])).unflatten(1, (count, 32))
+    words = (digits.long() << torch.arange(32)).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8])
+@pytest.mark.parametrize("asymmetric", [True, False])
+def test_awq_of_other_widths(bits: int, asymmetric: bool, tmp_path: Path) -> None:
+    """GPTQModel's; where layers may have widths of their own, the extents must tell which one."""
+    outputs, groups, random = 40, K // GROUP, torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 1 << bits, (K, outputs), generator=random)
+    zero = torch.randint(0, 1 << bits, (groups, outputs), generator=random)
+    zero = zero if asymmetric else torch.full_like(zero, 1 << bits - 1)
+    scale = torch.rand(groups, outputs, generator=random).half()
+    arrays = {"qweight": stream(codes, bits), "qzeros": stream(zero, bits), "scales": scale}
+    config = {"quant_method": "awq", "bits": bits, "group_size": GROUP, "checkpoint_format": "gemm"}
+    wanted = ((codes - zero.repeat_interleave(GROUP, 0)) * scale.repeat_interleave(GROUP, 0)).t()
+    for stated in ({}, {"bits": 4, "dynamic": {"a": {"bits": bits}}}):
+        assert torch.equal(stored(tmp_path, arrays, config | stated).dequantize("float16"), wanted)
+    few = {name: part[:, : -(-24 * bits // 32)] for name, part in arrays.items()} | {"scales": scale[:, :24]}
+    if bits == 3:
+        with pytest.raises(ladder.CheckpointError, match=r"its words fit codes of \[4, 3\] bits"):
+            stored(tmp_path, few, config | {"bits": 4, "dynamic": {"a": {"bits": 3}}})
+    with pytest.raises(ladder.CheckpointError, match="the configuration says 4"):
+        stored(tmp_path, arrays, config | {"bits": 4})
