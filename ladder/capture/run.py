@@ -18,7 +18,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.segments import Followed, begin_segment
 from ladder.capture.operations.calls import MAX_DEPTH, call, call_function
 from ladder.capture.python.frames import NULL, closes
-from ladder.capture.python.tracebacks import trimmed
+from ladder.capture.python.tracebacks import surrounded, trimmed
 from ladder.capture.records import ResumePoint, Store
 from ladder.capture.values.tensors import modes_are_active
 from ladder.forks import renewed
@@ -92,7 +92,7 @@ def carry_out(vm: Interpreter, run: Any, *args: Any) -> Any:
     finally:
         # What only the recording holds must die now.
         vm.release()
-        vm.frames = []
+        vm.frames, vm.outer = [], None
 
 
 def _carried_out(vm: Interpreter, run: Any, *args: Any) -> Any:
@@ -112,6 +112,7 @@ def _carried_out(vm: Interpreter, run: Any, *args: Any) -> Any:
                 vm.point.failures.append(str(reason))
                 vm.push_modes()
         error.__traceback__ = trimmed(error.__traceback__)
+        surrounded(error, vm.outer)
         raise
     return complete(vm, result)
 

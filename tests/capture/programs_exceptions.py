@@ -6,7 +6,8 @@ import contextlib
 import sys
 import traceback
 
-from capture_world import calls, normal, program
+from capture_world import calls, normal, normals, program
+from torch import nn
 
 
 def err(e):
@@ -379,3 +380,113 @@ def generator_made_in_call_kept():
         return next(store["it"]) + k
 
     return calls(fn, *[lambda k=k: (normal(3), k) for k in (3, 1, 3, 2)])
+
+
+@program
+def raised_again_from_where_it_was_called():
+    def again():
+        raise
+
+    def generated():
+        try:
+            raise
+        except KeyError as error:
+            yield repr(error)
+        yield sys.exc_info()[1] is None
+
+    def fn(x):
+        try:
+            raise KeyError("a")
+        except KeyError:
+            found = list(generated())
+            try:
+                again()
+            except KeyError as error:
+                return found, repr(error), repr(error.__context__), x + 1
+
+    return calls(fn, *[normals(3)] * 3)
+
+
+@program
+def errors_of_attributes_name_them():
+    class Asked:
+        def __getattr__(self, name):
+            raise AttributeError()
+
+    class Owner:
+        @property
+        def field(self):
+            raise AttributeError("mine")
+
+        @property
+        def other(self):
+            return self.missing
+
+    class Named:
+        def __getattribute__(self, name):
+            raise AttributeError("x", name="own", obj=5)
+
+    layer = nn.Linear(1, 1)
+
+    def fn(x):
+        found = []
+        for owner, name in (
+            (Asked(), "a"),
+            (Owner(), "field"),
+            (Owner(), "other"),
+            (Named(), "b"),
+            (layer, "c"),
+        ):
+            try:
+                getattr(owner, name)
+            except AttributeError as error:
+                found.append((str(error), error.name, type(error.obj).__name__))
+        return found, hasattr(layer, "d"), x + 1
+
+    return calls(fn, *[normals(3)] * 3)
+
+
+@program
+def classes_refuse_arguments():
+    class Plain:
+        pass
+
+    class Passing:
+        def __init__(self, *args):
+            object.__init__(self, *args)
+
+    class Answering:
+        def __init__(self):
+            return 5
+
+    def fn(x):
+        found = []
+        for make in (
+            *(lambda: Passing(1), lambda: Plain().__init__(1), lambda: Answering(), lambda: super(Plain).x),
+            *(lambda: Plain().__setattr__("a"), lambda: Plain.__subclasses__(1), lambda: Plain(1)),
+        ):
+            try:
+                found.append(make())
+            except (AttributeError, TypeError) as error:
+                found.append(str(error))
+        return found, x + 1
+
+    return calls(fn, *[normals(3)] * 3)
+
+
+@program
+def tracebacks_given():
+    def traced():
+        try:
+            raise OSError()
+        except OSError as error:
+            return error.__traceback__
+
+    def fn(x):
+        trace = traced()
+        try:
+            raise IndexError().with_traceback(trace)
+        except IndexError as error:
+            return error.__traceback__ is trace, error.__traceback__.tb_next is trace, x + 1
+
+    return calls(fn, *[normals(3)] * 3)

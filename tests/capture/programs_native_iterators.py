@@ -195,6 +195,28 @@ def _refuse_arguments():
     return over(fn)
 
 
+class Given:
+    def __init__(self, given):
+        self.given = given
+
+    def __iter__(self):
+        return self.given
+
+
+def _refuse_what_is_no_iterator():
+    def fn(x):
+        log = []
+        for given in (5, None, [1], Given(5), iter([1])):
+            for take in (iter, list, enumerate, sum, lambda it: [*it], lambda it: [each for each in it]):
+                try:
+                    log.append(type(take(Given(given))).__name__)
+                except TypeError as error:
+                    log.append(str(error))
+        return log, x + 1
+
+    return over(fn)
+
+
 class Keyed:
     def keys(self):
         return ["a", "b"]

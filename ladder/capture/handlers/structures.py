@@ -25,7 +25,7 @@ from ladder.capture.handlers.invoking import (
 )
 from ladder.capture.handlers.variables import import_from, import_module
 from ladder.capture.heap.nodes import CaptureError, Dynamic
-from ladder.capture.interpreter.exceptions import set_field
+from ladder.capture.interpreter.exceptions import handled_error, set_field
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import (
     HANDLERS,
@@ -47,6 +47,7 @@ from ladder.capture.operations.operators import unary
 from ladder.capture.operations.replay import is_iterable, items_of, iterate, mapping_items
 from ladder.capture.python.bytecode import VERSION, Instruction
 from ladder.capture.python.frames import NULL, Frame
+from ladder.capture.python.tracebacks import kept
 from ladder.capture.values.kinds import is_a, is_key, name_of_kind
 from ladder.capture.values.shapes import DynamicSize, Growing, Walk
 
@@ -300,9 +301,10 @@ def _check_match(vm: Interpreter, f: Frame, i: Instruction) -> None:
 @handles("RAISE_VARARGS")
 def _raise(vm: Interpreter, f: Frame, i: Instruction) -> None:
     if i.arg == 0:
-        if not f.handled or f.handled[-1] is None:
+        current = handled_error(vm)
+        if current is None:
             raise RuntimeError("No active exception to reraise")
-        raise f.handled[-1]
+        kept(current)
     cause: Any = f.stack.pop() if i.arg == 2 else NULL
     error = f.stack.pop()
     if is_a(error, type) and issubclass(error, BaseException):
@@ -342,7 +344,7 @@ def _with_except(vm: Interpreter, f: Frame, i: Instruction) -> None:
 def _cleanup_throw(vm: Interpreter, f: Frame, i: Instruction) -> None:
     error = f.stack.pop()
     if not is_a(error, StopIteration):
-        raise error
+        kept(error)
     f.stack.pop()
     f.stack[-1] = None
     f.stack.append(error.value)
@@ -380,10 +382,6 @@ def _match_class(vm: Interpreter, f: Frame, i: Instruction) -> None:
 # imports and classes -----------------------------------------------------------------------------
 
 
-def _raised(vm: Interpreter, f: Frame, i: Instruction, error: BaseException) -> None:
-    raise error
-
-
 def _has_flag(vm: Interpreter, value: Any, bit: int) -> bool:
     return bool(type(vm.plain(value)).__flags__ & 1 << bit)
 
@@ -406,7 +404,7 @@ HANDLERS |= {
     "YIELD_VALUE": lambda vm, f, i: YIELD,
     "GET_YIELD_FROM_ITER": pushes(lambda vm, f, i, value: iterate(vm, value), 1),
     "LOAD_ASSERTION_ERROR": pushes(lambda vm, f, i: AssertionError),
-    "RERAISE": pops(_raised, 1),
+    "RERAISE": pops(lambda vm, f, i, error: kept(error), 1),
     "LOAD_SPECIAL": pops(
         lambda vm, f, i, value: after_call(f, special_method(vm, vm.plain(value), _SPECIAL[i.arg])), 1
     ),

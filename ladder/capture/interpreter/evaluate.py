@@ -77,10 +77,17 @@ def _loop(vm: Interpreter, frame: Frame) -> Any:
             continue
         if signal is RETURN:
             value = frame.stack.pop()
-            return value if frame.override is NO_OVERRIDE else frame.override
+            return value if frame.override is NO_OVERRIDE else _initialised(vm, frame, value)
         if signal is YIELD:
             frame.yielded = True
             return frame.stack.pop()
+
+
+def _initialised(vm: Interpreter, frame: Frame, value: Any) -> Any:
+    """Return what an ``__init__`` has initialised, which gives nothing itself."""
+    if value is not None:
+        raise TypeError(f"__init__() should return None, not '{type(vm.plain(value)).__name__}'")
+    return frame.override
 
 
 def _unwind(vm: Interpreter, frame: Frame, error: BaseException) -> None:
@@ -91,6 +98,7 @@ def _unwind(vm: Interpreter, frame: Frame, error: BaseException) -> None:
     if handler is None:
         abandons(vm, frame, error)
         raise error
+    vm.left = 0
     del frame.stack[handler.depth :]
     if handler.lasti:
         frame.stack.append(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from ladder.capture.heap.nodes import CaptureError, Node
@@ -17,8 +18,11 @@ def leaves(vm: Interpreter, frame: Frame, error: BaseException) -> None:
     if item.op == "RERAISE" or (raises and not item.arg):
         error.__traceback__ = trimmed(error.__traceback__)
         return
+    if error.__context__ is vm.outer:
+        error.__context__ = None  # `surrounded` puts it back: no record may hold it
     node = _node_of(vm, error)
-    _set_context(vm, error, anew=raises)
+    if raises or id(error) != vm.left or error.__traceback__ is None:  # else it has come from a frame
+        _set_context(vm, error, anew=raises)
     if frame.code.co_filename.startswith(HOME):
         return  # it stands for a builtin, which has no frame
     place = (frame.code, frame.names, item.offset, item.line)
@@ -31,6 +35,7 @@ def leaves(vm: Interpreter, frame: Frame, error: BaseException) -> None:
 def abandons(vm: Interpreter, frame: Frame, error: BaseException) -> None:
     """Note that `error` leaves `frame`: its stack dies now, and its variables with the traceback."""
     frame.stack.clear()
+    vm.left = id(error)
     kept = [value for value in frame.slots.values() if closes(value)]
     if kept and not frame.code.co_filename.startswith(HOME):
         vm.leave("it matters when a generator is dropped")
@@ -48,9 +53,39 @@ def _node_of(vm: Interpreter, error: BaseException) -> Node | None:
     return vm.heap.find(error)
 
 
-def _set_context(vm: Interpreter, error: BaseException, *, anew: bool) -> None:
+def current_error(vm: Interpreter) -> BaseException | None:
+    """Return the exception that is being handled, by the innermost frame that handles any."""
     handled = (frame.handled[-1] for frame in reversed(vm.frames) if frame.handled)
-    current = next((item for item in handled if item is not None), None)
+    return next((item for item in handled if item is not None), None)
+
+
+def handled_error(vm: Interpreter) -> BaseException | None:
+    """Return the exception that is being handled, by the program or by what has called it."""
+    current = current_error(vm)
+    return _outer(vm) if current is None else current
+
+
+def _outer(vm: Interpreter) -> BaseException | None:
+    if vm.recording and vm.outer is None:
+        text = f"{vm.heap.constant(sys.exc_info)}()[1] is None"
+        vm.heap.guard.check(text, "the caller handles no exception")
+    elif vm.recording:
+        vm.leave("it matters which exception the caller handles")
+    return vm.outer
+
+
+def context_of(vm: Interpreter, error: BaseException) -> BaseException | None:
+    """Return the context of an exception that this run has raised; that of the caller is left out in it."""
+    return error.__context__ if error.__traceback__ is None else error.__context__ or _outer(vm)
+
+
+def is_handled(vm: Interpreter, error: BaseException) -> bool:
+    """Say whether a frame of the program is handling an exception."""
+    return any(item is error for frame in vm.frames for item in frame.handled)
+
+
+def _set_context(vm: Interpreter, error: BaseException, *, anew: bool) -> None:
+    current = current_error(vm)
     if current is None or current is error or (error.__context__ is not None and not anew):
         return
     inner = current

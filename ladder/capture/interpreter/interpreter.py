@@ -6,6 +6,7 @@ the functions that handlers use to calls of other functions, goes through `call`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -56,6 +57,8 @@ class Interpreter:
     beginning: The point where the run began, if that is where the function begins.
     told_compiling: Whether the program has asked if a compiler traces it, and was told so.
     barriers: Instructions that wait for native code to return: no segment can end there.
+    left: The id of the exception that has just left a frame.
+    outer: The exception that is being handled around the call.
     modes: The `TorchFunctionMode`s that the segment has entered: none is pushed while it is recorded.
     """
 
@@ -71,6 +74,8 @@ class Interpreter:
         self.frames: list[Frame] = []
         self.barriers: list[Any] = []
         self.modes: list[Any] = []
+        self.left = 0
+        self.outer = sys.exc_info()[1]
         self.used_dynamic = False
         self.beginning: ResumePoint | None = None
         self.told_compiling = False
@@ -183,11 +188,11 @@ class Interpreter:
         if not handled or handled[-1] is None:
             return function(*args, **kwargs)
         # Natives may ask which exception is being handled: let it be handled here.
-        error, trace = handled[-1], handled[-1].__traceback__
+        error, trace, context = handled[-1], handled[-1].__traceback__, handled[-1].__context__
         try:
             raise error
         except BaseException:
-            error.__traceback__ = trace
+            error.__traceback__, error.__context__ = trace, context
             return function(*args, **kwargs)
 
     def stack_lines(self) -> tuple[str, ...]:

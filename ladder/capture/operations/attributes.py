@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ladder.capture.heap.nodes import CaptureError, Itself, Node
+from ladder.capture.interpreter.exceptions import context_of, is_handled, set_field
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.counts import counted_metadata
@@ -98,6 +99,16 @@ def load_attr(vm: Interpreter, value: Any, name: str) -> Any:
 
 
 def _load(vm: Interpreter, value: Any, name: str) -> Any:
+    try:
+        return _loaded(vm, value, name)
+    except AttributeError as error:
+        if error.name is None and error.obj is None:  # as attribute access in C does
+            set_field(vm, error, "name", name)
+            set_field(vm, error, "obj", value)
+        raise
+
+
+def _loaded(vm: Interpreter, value: Any, name: str) -> Any:
     kind = type(value)
     if kind is types.MappingProxyType and hasattr(kind, name):
         value = seen_through(vm, value)
@@ -301,6 +312,8 @@ def _super_attr(vm: Interpreter, value: Any, name: str) -> Any:
     kind = value.__self_class__
     if name == "__class__":
         return super
+    if kind is None:
+        raise CaptureError("an attribute of an unbound super")
     order = kind.__mro__
     for home in order[order.index(this) + 1 :]:
         vm.heap.class_attribute(home, name)
@@ -409,8 +422,11 @@ def _native_field(vm: Interpreter, value: Any, name: str) -> Any:
 
 
 def _error_field(vm: Interpreter, found: Any, value: Any, name: str) -> Any:
+    external = is_external(vm, value)
     inside = found.__get__(value)
-    if not is_external(vm, value):
+    if name == "__context__" and inside is None and (not external or is_handled(vm, value)):
+        return context_of(vm, value)
+    if not external:
         return inside
     node = vm.heap.node(value)
     return vm.heap.load(node, name, inside, f"{node.var}.{name}", f"{node.var}.{name}")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ladder.capture.heap.nodes import CaptureError, Dynamic
+from ladder.capture.interpreter.exceptions import handled_error
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
 from ladder.capture.operations.attribute_stores import delete_attr, store_attr
@@ -79,7 +80,7 @@ def _vars(vm: Interpreter, *args: Any) -> Any:
 
 
 def _exc_info(vm: Interpreter) -> Any:
-    error = next((f.handled[-1] for f in reversed(vm.frames) if f.handled and f.handled[-1]), None)
+    error = handled_error(vm)
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 

@@ -31,7 +31,7 @@ from ladder.capture.operations.tensor_operators import read_list, tensor_operato
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values import tensors
-from ladder.capture.values.kinds import is_a, is_constant, is_plain
+from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_plain
 from ladder.capture.values.shapes import DynamicSize
 
 _BUILTIN = types.BuiltinFunctionType
@@ -321,7 +321,7 @@ def _held(vm: Interpreter, function: Any, owner: Any, name: str) -> Any:
 def _of_class(
     vm: Interpreter, function: Any, owner: type, name: str, args: Any, kwargs: dict[str, Any]
 ) -> Any:
-    if name == "__subclasses__":
+    if name == "__subclasses__" and not args:
         return _subclasses(vm, owner)
     if name != "__new__":
         return function(*map(vm.unlifted, args), **kwargs)  # of which only the type matters
@@ -368,10 +368,9 @@ _BY_METHOD = {
 def _wrapper(vm: Interpreter, function: Any, owner: Any, name: str, rest: Any, kwargs: dict[str, Any]) -> Any:
     """Slot wrappers: `object.__setattr__`, `dict.__getitem__`, `list.__init__` and the like."""
     home = getattr(function, "__objclass__", None) or type(owner)
+    require_fitting(descriptor_of(function), (owner, *rest), kwargs)
     if (name == "__setattr__" and function in (object.__setattr__,)) or _wraps(function, object, name):
-        return _object_wrapper(vm, owner, name, rest)
-    if name == "__init__" and home is object:
-        return None
+        return _object_wrapper(vm, owner, name, rest, kwargs)
     if name == "__get__" and is_a(owner, _BOUND_BY_HAND):
         return _bound_by_hand(vm, owner, *rest)
     if name == "__init__" and home is property and not vm.heap.node(owner).external:
@@ -391,14 +390,14 @@ def _bound_by_hand(vm: Interpreter, found: Any, value: Any, kind: Any = None) ->
     return bind_descriptor(vm, found, value, type(value) if kind is None else kind)
 
 
-def _object_wrapper(vm: Interpreter, owner: Any, name: str, rest: tuple[Any, ...]) -> Any:
+def _object_wrapper(vm: Interpreter, owner: Any, name: str, rest: Any, kwargs: dict[str, Any]) -> Any:
     if name == "__setattr__":
         return store_plain(vm, owner, vm.plain(rest[0]), rest[1])
     if name == "__getattribute__" and not is_a(owner, type | types.ModuleType):
         return generic_attribute(vm, owner, type(owner), vm.plain(rest[0]))
     if name == "__delattr__":
         return delete_plain(vm, owner, vm.plain(rest[0]))
-    if name == "__init__":
+    if name == "__init__" and not rest and not kwargs:
         return None
     raise CaptureError(f"object.{name}")
 

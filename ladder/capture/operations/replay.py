@@ -282,7 +282,10 @@ def _iterate(vm: Interpreter, value: Any) -> Any:
         return replay(vm, iter, (value,), {}, looking=False)
     method = vm.heap.class_attribute(kind, "__iter__")
     if is_a(method, types.FunctionType):
-        return vm.call(types.MethodType(method, value), (), {})
+        made = vm.call(types.MethodType(method, value), (), {})
+        if type(made) is not Walk and not hasattr(type(made), "__next__"):
+            raise TypeError(f"iter() returned non-iterator of type '{type(vm.plain(made)).__name__}'")
+        return made
     if is_a(value, list | tuple | dict | set | deque) and method is not NULL:
         return replay(vm, iter, (value,), {}, looking=False)
     if is_fixed(vm, value):

@@ -264,7 +264,7 @@ LEAVES: frozenset[Any] = frozenset({torch.manual_seed, torch.random.manual_seed,
 FRAME_NAMES = frozenset(
     words(
         "_getframe currentframe f_locals f_back f_globals settrace setprofile _current_frames getouterframes"
-        " _getframemodulename gi_yieldfrom gi_frame cr_await cr_frame ag_await ag_frame"
+        " _getframemodulename gi_yieldfrom gi_frame cr_await cr_frame ag_await ag_frame tb_frame"
     )
 )
 """Names whose use means that a function looks at frames; `prescan` reports them."""

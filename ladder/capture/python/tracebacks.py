@@ -7,6 +7,7 @@ would show. These are replaced: `shell` makes a frame object with the name, file
 from __future__ import annotations
 
 import dis
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -74,15 +75,37 @@ def trimmed(trace: TracebackType | None) -> TracebackType | None:
         trace = trace.tb_next
     made: TracebackType | None = None
     for item in reversed(kept):
-        made = TracebackType(made, item.tb_frame, item.tb_lasti, item.tb_lineno)
+        same = item.tb_next is made
+        made = item if same else TracebackType(made, item.tb_frame, item.tb_lasti, item.tb_lineno)
     return made
+
+
+def surrounded(error: BaseException, outer: BaseException | None) -> None:
+    """Note that `outer` was being handled when the first of an exception and its contexts was raised."""
+    seen: set[int] = set()
+    while error is not outer and error.__context__ is not None and id(error) not in seen:
+        seen.add(id(error))
+        error = error.__context__
+    if outer is None or error is outer or error.__context__ is not None:
+        return
+    inner = outer
+    while inner.__context__ is not None:
+        if inner.__context__ is error:
+            inner.__context__ = None
+            break
+        inner = inner.__context__
+    error.__context__ = outer
 
 
 def again(error: BaseException) -> None:
     """Raise `error`; its context stays what the program made it."""
+    surrounded(error, sys.exc_info()[1])
+    kept(error)
+
+
+def kept(error: BaseException) -> None:
+    """Raise `error`, whose context stays as it is: what is being handled here is not the program's."""
     context = error.__context__
-    if context is None:
-        raise error
     try:
         raise error
     finally:
