@@ -240,7 +240,7 @@ def _as_tool(rule: Rule, matrix: QuantizedTensor) -> torch.Tensor:
     return found.to(getattr(torch, rule.result)) if rule.result else found
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def load_checkpoint(path: str | os.PathLike[str], *, names: torchao.Names | None = None) -> Checkpoint:
     """Open a checkpoint of another tool.
 
     Parameters
@@ -249,6 +249,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         A folder with ``model.safetensors``, one other file or an index of shards, an index itself,
         or one file: ``.safetensors``, ``.gguf`` (of a split model, any of its files), or ``.pt`` and ``.bin``
         of tensors, which are unpickled as data only.
+    names
+        Of names in the files, those in the model -> them, by which transformers describes torchao's tensors.
 
     Returns
     -------
@@ -265,7 +267,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     if file.suffix == ".gguf":
         model = read_gguf(file)
         return Checkpoint(found, model.layers, model.plain, metadata=model.metadata)
-    arrays = arrays_of(file)
+    arrays = arrays_of(file) if names is None else torchao.described(arrays_of(file), names)
     config = config_of(found if found.is_dir() else found.parent)
     try:
         layers, plain = assign(arrays, config)
@@ -343,6 +345,8 @@ def _require_plain(rest: Mapping[str, Stored], arrays: Arrays, config: Mapping[s
     modules = by_module(arrays)
     for name, stored in rest.items():
         require(not _is_lost(name, arrays), f"{name} is there without its description")
+        renamed = torchao.is_undescribed(name, arrays)
+        require(not renamed, f"{name} is described by another name, its model's: load_pretrained finds that")
         require(not name.endswith(lost), f"{name} is there without the codes that it belongs to")
         code = _is_code(stored) if known else stored.dtype not in PLAIN
         require(

@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ladder.formats.bits import by_rows
-from ladder.formats.files import parse_json
+from ladder.formats.files import Arrays, parse_json
 from ladder.formats.layer import COUNTS, SCALES, Format, Layer, Rule, Shape, of_block_type
 from tile_types import QuantizedTensor, get_type
 from tile_types.errors import CheckpointError
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 
 EIGHT_BIT = {"int8": "int8", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
+
+
+Names = Callable[[Iterable[str]], Mapping[str, str]]
 
 
 def rename(prefix: str) -> str:
@@ -44,6 +47,26 @@ def attributes(layer: Layer) -> tuple[str, dict[str, Any]]:
     assert isinstance(kind, str)
     assert isinstance(data, dict)
     return kind, data
+
+
+def described(arrays: Arrays, names: Names) -> Arrays:
+    """Describe tensors by the names of their arrays, where the header has others.
+
+    transformers describes the tensors of a model by the model's names, and stores their arrays by those that
+    the model's files always had.
+
+    names: Of names in the file, those in the model -> them.
+    """
+    found = (rename(name.removesuffix(FORMAT.key)) for name in arrays if name.endswith(FORMAT.key))
+    others = names([name for name in found if name not in arrays.metadata])
+    texts = {others.get(name, name): text for name, text in arrays.metadata.items()}
+    return Arrays(arrays.stored, texts)
+
+
+def is_undescribed(name: str, arrays: Arrays) -> bool:
+    """Tell codes beside scales that the header does not describe by the name that they have."""
+    prefix = name.removesuffix(FORMAT.key)
+    return prefix != name and prefix.endswith("_weight") and prefix + FORMAT.parts[0] in arrays
 
 
 def part_names(metadata: Mapping[str, str]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from ladder.formats.checkpoint import Checkpoint, assign, load_checkpoint
 from ladder.formats.files import Arrays, read_json, read_safetensors
 from ladder.formats.folders import config_of
 from ladder.formats.quanto import regrouped
+from ladder.formats.torchao import Names
 from tile_types import QuantizedTensor, TType
 from tile_types.errors import CheckpointError, DTypeError, unknown_name
 
@@ -119,10 +120,11 @@ def is_within(name: str, modules: Iterable[str]) -> bool:
     return any(f".{part.strip('.')}." in f".{name}." for part in modules)
 
 
-def opened(files: list[Path], folder: str = "") -> Checkpoint:
+def opened(files: list[Path], folder: str = "", rename: Names | None = None) -> Checkpoint:
     """Open the files that a loader found for a model, by the index that names them if there are several.
 
     folder: Where the model lies, if it is a folder.
+    rename: For `load_checkpoint`.
     Raises CheckpointError if there are none, one lies outside of the folder, no index names just them, or
         they cannot be read.
     """
@@ -132,12 +134,12 @@ def opened(files: list[Path], folder: str = "") -> Checkpoint:
         if not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder)):
             raise CheckpointError(f"{folder}: its index names {file}, which lies outside of it")
     if len(files) == 1:
-        return load_checkpoint(files[0])
+        return load_checkpoint(files[0], names=rename)
     names = {file.name for file in files}
     for index in sorted(files[0].parent.glob("*.index*.json")):
         shards = read_json(index).get("weight_map")
         if isinstance(shards, dict) and set(map(str, shards.values())) == names:
-            return load_checkpoint(index)
+            return load_checkpoint(index, names=rename)
     raise CheckpointError(f"{files[0].parent}: no index names just {', '.join(sorted(names))}")
 
 

@@ -264,7 +264,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
     def _take_stored(self, model: torch.nn.Module, files: Iterable[str]) -> None:
         """Read the quantized layers of a checkpoint, and make transformers' loader pass over their arrays."""
         given = GIVEN.get()
-        checkpoint = given or opened([Path(file) for file in files], getattr(model, "name_or_path", ""))
+        where, paths = getattr(model, "name_or_path", ""), [Path(file) for file in files]
+        checkpoint = given or opened(paths, where, partial(names_in, model))
         stored = names_in(model, checkpoint.layers)
         wanted = {name: [f"{name}.weight"] for name in self.linear if f"{name}.weight" in stored}
         for name, (path, stack) in self.stacks.items():

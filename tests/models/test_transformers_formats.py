@@ -321,3 +321,39 @@ def test_the_example_of_the_readme() -> None:
     names: dict[str, Any] = {}
     exec(block, names)
     assert any(isinstance(layer, GroupedLinear) for layer in layers(names["model"]))
+
+
+def as_int8(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], str]:
+    """Return the arrays and the description of torchao's int8."""
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    data = {"act_quant_kwargs": None, "block_size": [1, weight.shape[1]]}
+    said = {"_type": "Int8Tensor", "_data": data, "_tensor_data_names": ["qdata", "scale"]}
+    return {"_qdata": (weight / scale).round().to(torch.int8), "_scale": scale}, json.dumps(said)
+
+
+def test_torchaos_tensors_are_described_by_the_names_of_the_model(tmp_path: Path) -> None:
+    """transformers stores them by the names that files of the architecture always had."""
+    torch.manual_seed(0)
+    sizes = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads")}
+    config = transformers.ViTConfig(**sizes, num_hidden_layers=1, image_size=16, patch_size=8)
+    model, images = transformers.ViTModel(config).eval(), torch.randn(2, 3, 16, 16)
+    model.save_pretrained(tmp_path)
+    linear = {name: layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear)}
+    file = tmp_path / "model.safetensors"
+    arrays, header = load_file(file), {"format": "pt"}
+    for stored, values in [(name, values) for name, values in arrays.items() if values.dim() == 2]:
+        name = next(name for name, layer in linear.items() if torch.equal(layer.weight, values))
+        codes, header[f"{name}.weight"] = as_int8(arrays.pop(stored))
+        prefix = stored.removesuffix("weight") + "_weight"
+        arrays |= {prefix + part: value for part, value in codes.items()}
+        linear[name].weight.data = codes["_qdata"] * codes["_scale"]
+    save_file(arrays, file, metadata=header)
+    said = json.loads((tmp_path / "config.json").read_text())
+    said["quantization_config"] = {"quant_method": "torchao"}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    loaded = load_pretrained(transformers.ViTModel, tmp_path).eval()
+    assert sum(isinstance(layer, ladder.Linear) for layer in loaded.modules()) == len(header) - 1
+    found, wanted = loaded(images).last_hidden_state, model(images).last_hidden_state
+    assert (found - wanted).norm() <= 1e-5 * wanted.norm()
+    with pytest.raises(ladder.CheckpointError, match="described by another name"):
+        ladder.load_checkpoint(tmp_path)
