@@ -10,6 +10,7 @@ import torch
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+from ladder.runtime.onnx_ops import vision
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 from tests.models.test_onnx_selection import Called
@@ -38,6 +39,30 @@ def boxes(count: int, spread: float) -> tuple[torch.Tensor, torch.Tensor]:
     scores = torch.rand(2, 3, count, generator=random)
     scores[:, :, ::7] = 0.5
     return torch.cat([centres - sizes / 2, centres + sizes / 2], -1), scores
+
+
+@pytest.mark.parametrize("least", [None, 0.0, 0.4])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_kernel_keeps_what_torch_keeps(
+    whole: bool, least: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of equal, negative, infinite scores, zeros of both signs, NaN; boxes that touch or are points."""
+    given, scores = boxes(90, 4.0)
+    given = given.round() if whole else given
+    special = torch.tensor([0.0, -0.0, -1.0, float("inf"), float("-inf"), -0.0, float("nan")])
+    scores[0, 0, 1::8] = special.repeat(2)[: len(scores[0, 0, 1::8])]
+    operands = [given, scores, torch.tensor([9]), torch.tensor([0.25 if whole else 0.4])]
+    operands += [] if least is None else [torch.tensor([least])]
+    op, run = Operation("NonMaxSuppression", 11), TABLE["NonMaxSuppression"]
+    calls = []
+    entry = vision.native.entry
+    monkeypatch.setattr(vision.native, "entry", lambda *name: calls.append(name) or entry(*name))
+    found = run(op, *operands)
+    count = len(calls)
+    assert set(calls) == {("suppression", "suppression")}
+    monkeypatch.setattr(vision, "_have_kernel", lambda *of: False)
+    assert torch.equal(found, run(op, *operands))
+    assert len(calls) == count
 
 
 @pytest.mark.parametrize(("count", "spread"), [(1, 1.0), (5, 0.5), (150, 1.0), (300, 8.0)])

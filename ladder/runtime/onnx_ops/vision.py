@@ -10,10 +10,15 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ladder.runtime import native
+from ladder.runtime.native import can_build
 from ladder.runtime.onnx_ops.operation import Operation, Run
 
 BLOCK = 128
 """Boxes that are compared with each other at a time, the best first."""
+
+PLACE_BITS = 31
+"""Bits that a list and a box of it have beside a score, in a number of 64."""
 
 SAMPLES = 1 << 22
 """Most interpolated elements of regions that are in memory at a time."""
@@ -25,13 +30,56 @@ def _suppression(
     """Keep, per class, the best boxes of those that overlap."""
     count = 0 if most is None else int(most.reshape(()))
     limit = 0.0 if overlap is None else float(overlap.reshape(()))
+    edges = _edges(boxes, bool(op.get("center_point_box", 0)))
+    if _have_kernel(edges, scores):
+        return _kept_by_kernel(edges, scores, count, limit, least)
     found = []
     for image in range(scores.shape[0]):
-        edges = _edges(boxes[image], bool(op.get("center_point_box", 0)))
         for kind in range(scores.shape[1]):
-            kept = _kept(edges, scores[image, kind], count, limit, least)
+            kept = _kept(edges[image], scores[image, kind], count, limit, least)
             found += [(image, kind, at) for at in kept]
     return torch.tensor(found, dtype=torch.int64, device=boxes.device).reshape(-1, 3)
+
+
+def _have_kernel(edges: Any, scores: Any) -> bool:
+    """Tell whether the kernel takes boxes: finite ones, since its comparisons have no NaN."""
+    plain = edges.device.type == "cpu" and edges.dtype == scores.dtype == torch.float32
+    places = (scores.shape[0] * scores.shape[1]).bit_length() + scores.shape[2].bit_length()
+    fits = plain and places < PLACE_BITS and scores.numel() < native.MOST_BYTES
+    return fits and bool(edges.isfinite().all()) and can_build("suppression", "suppression")
+
+
+def _kept_by_kernel(edges: Any, scores: Any, count: int, limit: float, least: Any) -> Any:
+    """Return ``[image, class, box]`` of boxes that are kept; all lists are sorted together."""
+    kinds, boxes, lists = scores.shape[1], scores.shape[2], scores.shape[0] * scores.shape[1]
+    which, box = _best_first(scores.contiguous().numpy().reshape(-1), boxes, least)
+    sizes = np.bincount(which, minlength=lists)
+    most = max(0, min(count, int(sizes.max(initial=0))))
+    if not most:
+        return torch.empty(0, 3, dtype=torch.int64)
+    starts = torch.from_numpy(np.concatenate([[0], sizes.cumsum()]).astype(np.int32))
+    kept, counts = torch.zeros(lists, most, dtype=torch.int32), torch.empty(lists, dtype=torch.int32)
+    areas = (edges[..., 2:] - edges[..., :2]).prod(-1)
+    order = torch.from_numpy(box.astype(np.int32))
+    native.entry("suppression", "suppression")(
+        edges.contiguous(), areas.contiguous(), order, starts, torch.tensor([limit]), kept, counts
+    )
+    row, place = (torch.arange(most) < counts.unsqueeze(1)).nonzero(as_tuple=True)
+    return torch.stack([row // kinds, row % kinds, kept[row, place].long()], 1)
+
+
+def _best_first(scores: Any, boxes: int, least: Any) -> tuple[Any, Any]:
+    """Return lists and boxes of scores above the least one, list by list, the best and then the first first.
+
+    Numbers that order them so are sorted: a list, a score's bits from the largest on, a box.
+    """
+    at = np.arange(len(scores)) if least is None else np.flatnonzero(scores > np.float32(least.reshape(())))
+    which, box = np.divmod(at, boxes)
+    bits = (scores[at] + np.float32(0)).view(np.int32).astype(np.int64)  # no zero is negative
+    falling = np.iinfo(np.int32).max - np.where(bits < 0, bits ^ np.iinfo(np.int32).max, bits)
+    width = boxes.bit_length()
+    order = np.sort((which << (width + 32)) | (falling << width) | box)
+    return order >> (width + 32), order & ((1 << width) - 1)
 
 
 def _edges(boxes: Any, by_centre: bool) -> Any:
@@ -39,7 +87,7 @@ def _edges(boxes: Any, by_centre: bool) -> Any:
     if by_centre:
         x, y, w, h = boxes.unbind(-1)
         return torch.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], -1)
-    a, b = boxes[:, :2], boxes[:, 2:]
+    a, b = boxes[..., :2], boxes[..., 2:]
     return torch.cat([torch.minimum(a, b), torch.maximum(a, b)], -1)
 
 
