@@ -331,6 +331,14 @@ def test_shares_of_stored_experts(normalized: int) -> None:
         torch.testing.assert_close(found, torch.einsum("re,reo->ro", shares, each), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("bits", [0, 3, 9])
+def test_codes_that_would_cross_bytes_are_named(bits: int) -> None:
+    codes, scales = torch.zeros(4, 2, max(4 * bits, 1), dtype=torch.uint8), torch.ones(4, 2)
+    given = {"K": 64, "N": 4, "bits": bits, "block_size": 32}
+    with pytest.raises(ShapeError, match=f"codes of {bits} bits are not supported"):
+        run("MatMulNBits", given, floats(2, 64), codes, scales)
+
+
 # tokens --------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 import ladder
+from ladder.runtime.onnx_ops import resize
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 
@@ -162,3 +163,26 @@ def test_whole_numbers_between_neighbours_have_no_fractions(how: str, dtype: tor
             total = total + wide[:, :, row][..., column] * (share[None, :] * row_share[:, None])
     assert torch.equal(found, torch.from_numpy(np.trunc(total)).to(dtype))
     assert not torch.equal(found.float(), torch.from_numpy(total).round())
+
+
+@pytest.mark.parametrize(
+    ("scales", "sizes"), [((0.5, 0.3), None), ((2.0, 1.0), None), ((0.77, 0.25), None), (None, (7, 40))]
+)
+def test_smoothed_pictures_are_torchs_with_margins(
+    scales: tuple[float, ...] | None, sizes: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch leaves out what lies beyond borders, where ONNX repeats elements; it takes no infinite ones."""
+    x = torch.randn(1, 2, 20, 32)
+    given = {"mode": "linear", "antialias": 1}
+    args = [None, None if scales is None else torch.tensor([1.0, 1.0, *scales])]
+    args += [] if sizes is None else [torch.tensor([1, 2, *sizes])]
+    found = TABLE["Resize"](Operation("Resize", 18, given), x, *args)
+    assert resize._smoothed(Operation("Resize", 18, given), x, [2, 3], [(10, 0.5), (8, 0.25)]) is not None
+    monkeypatch.setattr(resize, "_smoothed", lambda *of: None)
+    torch.testing.assert_close(
+        found, TABLE["Resize"](Operation("Resize", 18, given), x, *args), rtol=1e-4, atol=5e-5
+    )
+    monkeypatch.undo()
+    x[0, 0, 10, 16] = torch.inf
+    away = TABLE["Resize"](Operation("Resize", 18, given), x, *args).isfinite()
+    assert bool(away[0, 1].all() and away[0, 0, 0].all())

@@ -31,7 +31,12 @@ def _turned(op: Operation, x: Any, side: str) -> Any:
 
 
 def unpacked(codes: Any, bits: int, count: int) -> Any:
-    """Return numbers of a few bits from bytes, the lowest bits first, along the last axis."""
+    """Return numbers of a few bits from bytes, the lowest bits first, along the last axis.
+
+    Raises ShapeError if such numbers would cross bytes, as onnxruntime's do not.
+    """
+    if bits < 1 or 8 % bits:
+        raise ShapeError(f"codes of {bits} bits are not supported, of 1, 2, 4 and 8 bits are")
     per_byte = 8 // bits
     shifts = torch.arange(per_byte, device=codes.device) * bits
     found = (codes.unsqueeze(-1).to(torch.int32) >> shifts) & ((1 << bits) - 1)

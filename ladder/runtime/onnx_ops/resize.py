@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -175,11 +176,63 @@ def _found_of(op: Operation, x: Any, scales: Any, sizes: Any) -> Found:
     same = all(scale == 1 and out == x.shape[axis] for axis, (out, scale) in zip(axes, targets, strict=True))
     if same and how != "tf_crop_and_resize":
         return Found(axes, targets, lambda work: work)
-    if _is_blended(op, x.dtype) or not _is_torchs(op, x, axes, targets):
-        return Found(axes, targets, None)
+    smoothed = _smoothed(op, x, axes, targets)
+    if smoothed is not None or _is_blended(op, x.dtype) or not _is_torchs(op, x, axes, targets):
+        return Found(axes, targets, smoothed)
     shape = [out for axis, (out, _) in sorted(zip(axes, targets, strict=True)) if axis > 1]
     function, corners = getattr(torch._C._nn, f"upsample_{LINEAR[x.ndim]}"), CORNERS[how or "half_pixel"]
     return Found(axes, targets, lambda work: function(work, shape, corners))
+
+
+MOST_MARGINS = 2
+"""Times an extent that a margin may be."""
+
+MOST_SHIFT = 5e-6
+"""Elements by which results may be shifted behind a margin that scales to no whole number."""
+
+
+def _margin(extent: int, out: int, scale: float) -> tuple[int, int] | None:
+    """Return how many elements and results are a margin that windows at a border do not leave."""
+    if scale == 1 and out == extent:
+        return 0, 0
+    least = ceil(1 / min(scale, 1)) + 1
+    for margin in range(least, MOST_MARGINS * extent + 1):
+        results = round(margin * scale)
+        if results and abs(margin * scale - results) < MOST_SHIFT * scale:
+            return margin, results
+    return None
+
+
+def _smoothed(
+    op: Operation, x: Any, axes: Sequence[int], targets: Sequence[tuple[int, float]]
+) -> Callable[[Any], Any] | None:
+    """Return torch's function of pictures that are smoothed while they shrink, if it gives the result.
+
+    It leaves out what lies beyond borders, where ONNX repeats elements: margins of these are put around.
+    """
+    how = op.get("coordinate_transformation_mode", "half_pixel")
+    linear = op.get("mode") == "linear" and op.get("antialias", 0) and not op.get("exclude_outside", 0)
+    by_axis = dict(zip(axes, targets, strict=True))
+    moved = {axis for axis, (out, scale) in by_axis.items() if (out, scale) != (x.shape[axis], 1)}
+    if not linear or x.ndim != 4 or not moved <= {2, 3} or how not in ("half_pixel", "pytorch_half_pixel"):
+        return None
+    sides = []
+    for axis in (2, 3):
+        out, scale = by_axis.get(axis, (x.shape[axis], 1.0))
+        several = out > (how == "pytorch_half_pixel")
+        margin = _margin(x.shape[axis], out, scale) if several and x.shape[axis] else None
+        if margin is None:
+            return None
+        sides.append((out, scale, *margin))
+    (high, row, above, top), (wide, column, before, left) = sides
+
+    def smooth(work: Any) -> Any:
+        padded = F.pad(work, [before, before, above, above], mode="replicate")
+        whole = [high + 2 * top, wide + 2 * left]
+        found = torch.ops.aten._upsample_bilinear2d_aa.default(padded, whole, False, row, column)
+        return found[:, :, top : top + high, left : left + wide].contiguous()
+
+    return smooth
 
 
 def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
@@ -196,7 +249,7 @@ def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: An
     dtype, outside = x.dtype, []
     work = x if mode == "nearest" or dtype in (torch.float32, torch.float64) else x.float()
     blended: list[tuple[int, Any]] = []
-    if whole is not None:
+    if whole is not None and (not op.get("antialias", 0) or bool(work.sum().isfinite())):
         return whole(work) if work.dtype == dtype else _back(whole(work), dtype)
     regions = _roi(op, roi, axes)
     for axis, (out, scale), (begin, end) in zip(axes, targets, regions, strict=True):
