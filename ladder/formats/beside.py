@@ -25,6 +25,7 @@ HARMLESS = re.compile(
     r"|(scale|qscale)_(input|output)"
     r"|(input|output|in|out|act|activation|q|k|v|kv)_(\w+_)?(scales?(_2|_ub)?|scale_inv|zero_points?|zeros?|amax|min|max)"
     r"|(input|output|act|activation)_quantizer\..*"
+    r"|activation_global_scale_bits"  # GPTQModel's, of inputs as NVFP4
 )
 """Path below a layer of what its weight does not depend on: how inputs, outputs and caches are quantized."""
 

@@ -305,7 +305,7 @@ def assign(
     if _is_known(method):
         _require_read(rest)
     for name, why in unfit.items():
-        why = why if _is_known(method) else f"the method {method!r} is not read"
+        why = why + _called(config) if _is_known(method) else f"the method {method!r} is not read"
         require(name in taken or not _is_claimed(name, config), f"{name}: {why}")
     _require_plain(rest, arrays, config)
     require_no_transforms(config)
@@ -315,6 +315,12 @@ def assign(
     clash = next((name for name in layers if name in arrays and name not in taken), None)
     require(clash is None, f"{clash} is there both quantized and as it is")
     return layers, rest
+
+
+def _called(config: Mapping[str, Any]) -> str:
+    """Return what a configuration calls its form, for an error."""
+    names = [config[key] for key in gptq.FORMS if isinstance(config.get(key), str)]
+    return f"; the configuration calls its form {names[0][:80]!r}" if names else ""
 
 
 def _require_read(rest: Iterable[str]) -> None:

@@ -69,6 +69,7 @@ def test_what_weights_do_not_depend_on_is_allowed(tmp_path: Path) -> None:
     names = (
         "bias",
         "input_scale",
+        "activation_global_scale_bits",
         "input_global_scale",
         "k_scale",
         "output_scale",

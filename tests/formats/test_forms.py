@@ -385,3 +385,12 @@ def test_awq_of_other_widths(bits: int, asymmetric: bool, tmp_path: Path) -> Non
             stored(tmp_path, few, config | {"bits": 4, "dynamic": {"a": {"bits": 3}}})
     with pytest.raises(ladder.CheckpointError, match="the configuration says 4"):
         stored(tmp_path, arrays, config | {"bits": 4})
+
+
+@pytest.mark.parametrize(("method", "form"), [("gptq", "marlin"), ("awq", "marlin"), ("gptq", "bitblas")])
+def test_words_of_other_kernels_are_refused_by_name(method: str, form: str, tmp_path: Path) -> None:
+    words = torch.zeros(K // 16, 2 * K, dtype=torch.int32)
+    arrays = {"qweight": words, "scales": torch.ones(2, K), "qzeros": words[:2, : K // 8]}
+    config = {"quant_method": method, "bits": 4, "group_size": K // 2, "checkpoint_format": form}
+    with pytest.raises(ladder.CheckpointError, match=f"the configuration calls its form '{form}'"):
+        stored(tmp_path, arrays, config)
