@@ -457,7 +457,7 @@ def meet_metadata(vm: Interpreter, value: torch.Tensor, name: str) -> None:
     if name not in UNGUARDED or name in node.seen:
         return
     if not node.external:
-        if name not in ("is_leaf", "requires_grad", "is_nested"):
+        if name not in ("is_leaf", "requires_grad", "is_nested", "_is_view"):
             raise CaptureError(f"{name} of a tensor made here")
         return
     if node.var in vm.trace.replaced and name not in ("is_leaf", "requires_grad"):
