@@ -18,6 +18,7 @@ from ladder.ir.modular import Array
 from ladder.ir.numeric import index_sizes
 from ladder.ir.operator import Attributes
 from ladder.ir.quantized_values import Components, assemble, require_components, spread
+from tile_types.errors import VerificationError
 
 Semantics = Callable[[Any, Sequence[Any], Attributes], Any]
 
@@ -145,7 +146,9 @@ def reduce_sum(field: Any, values: Sequence[Any], attributes: Attributes) -> Any
 
 
 def reduce_max(field: Any, values: Sequence[Any], attributes: Attributes) -> Any:
-    """Return the unknown that stands for the maximum along ``axis``."""
+    """Return the unknown that stands for the maximum along ``axis``; of no elements it is no real number."""
+    if not values[0].shape[attributes["axis"]]:
+        raise VerificationError("the maximum of no elements is infinite: nothing finite equals it")
     return field.maximum(values[0], attributes["axis"], attributes["keep"])
 
 

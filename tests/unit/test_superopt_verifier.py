@@ -44,6 +44,14 @@ def test_numbers_are_computed_with_alone():
     assert not verify_equal(first, other).equal
 
 
+def test_maxima_of_nothing_are_refused():
+    """They raised ValueError."""
+    first = program(lambda x: x.op("reduce_max", axis=1), {"x": (2, 0)})
+    certificate = verify_equal(first, program(lambda x: x.sum(1), {"x": (2, 0)}))
+    assert certificate.verdict == "refused"
+    assert "no elements" in certificate.reason
+
+
 def test_there_are_enough_equal_pairs():
     assert len(EQUAL) >= 200
 

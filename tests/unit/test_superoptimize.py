@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -323,6 +325,29 @@ def test_one_lucky_time_of_a_kernel_does_not_count(cache: None, monkeypatch: pyt
     again = iter([0.7, 0.9, 1.0, 0.9, 1.0, 0.9])
     monkeypatch.setattr(fused_trials, "_seconds", lambda fused, given: next(again))
     assert [trial.measured for trial, _ in fused_trials.in_turns(timed, inputs)] == [0.9, 1.0]
+
+
+def test_kernels_are_compared_where_the_function_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One infinity among a function's results, and kernels that give anything were right."""
+    x = torch.tensor([0.0, 1.0, 2.0, float("nan")])
+
+    class Kernels:
+        def __init__(self, *y: float) -> None:
+            self.y = torch.tensor(y)
+
+        def packed(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+            return inputs
+
+        def __call__(self, *given: torch.Tensor) -> torch.Tensor:
+            return self.y
+
+    nothing: Any = SimpleNamespace(operand="float32")
+    trial = Trial(nothing, nothing, {}, 1.0)
+    monkeypatch.setattr(fused_trials, "_seconds", lambda fused, given: 1.0)
+    results = [Kernels(0.0, 1.0, 0.5, 0.0), Kernels(0.0, 1.0, 0.75, 0.0), Kernels(0.0, math.inf, 0.5, 0.0)]
+    trials: Any = [(trial, each) for each in results]
+    found = fused_trials.checked(trials, lambda x: 1 / x, [x])
+    assert [trial.measured for trial, _ in found] == [1.0, None, None]
 
 
 def test_the_next_kernel_starts_early_where_each_pair_has_an_idle_multiprocessor() -> None:
