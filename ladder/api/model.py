@@ -14,7 +14,7 @@ from ladder.capture import Captured, capture
 from ladder.capture.containers import plain
 from ladder.capture.records import Backend
 from ladder.runtime.model.build import Built
-from tile_types.errors import path_of, require_kind
+from tile_types.errors import ValueRangeError, path_of, require_kind
 
 if TYPE_CHECKING:
     from ladder.api.onnx_model import OnnxModel
@@ -192,6 +192,8 @@ def compile(
     ------
     ArtifactError, ImportRefused
         If an ONNX file cannot be read, or uses what is not supported; the message names it.
+    DTypeError, ValueRangeError
+        If an option is none.
 
     Examples
     --------
@@ -200,7 +202,10 @@ def compile(
     ...     y = fast(x)
     >>> print(fast.plan())
     """
+    require_kind(precise, bool, "precise is True or False")
     require_kind(search, (int, float), "search is a number of seconds")
+    if not search >= 0 or isinstance(search, bool):
+        raise ValueRangeError(f"search is a number of seconds, at least 0, got {search}")
     if isinstance(function, str | os.PathLike) or type(function).__name__ == "ModelProto":
         from ladder.api.onnx_model import OnnxModel
 

@@ -20,7 +20,9 @@ from tile_types.errors import (
     ConversionError,
     ScheduleError,
     ShapeError,
+    ValueRangeError,
     VerificationError,
+    path_of,
     require_callable,
     require_kind,
     sequence_of,
@@ -39,7 +41,7 @@ def superoptimize(
     limits: Limits | None = None,
     target: str | None = None,
     trials: int = TRIALS,
-    checkpoint: Path | None = None,
+    checkpoint: Path | str | None = None,
     seed: int | None = None,
     step: Progress | None = None,
     reuse: bool = True,
@@ -79,12 +81,14 @@ def superoptimize(
 
     Raises
     ------
-    DTypeError, ShapeError
+    DTypeError, ShapeError, ValueRangeError
         If an argument is not of the kinds above.
     """
     given = _given(function, inputs)
     _require_options(len(given), limits, trials, constants)
-    task = Task(_here(given), limits, target, trials, checkpoint, seed, step, reuse, constants)
+    _require_run(seed, step, reuse)
+    file = None if checkpoint is None else path_of(checkpoint, "checkpoint")
+    task = Task(_here(given), limits, target, trials, file, seed, step, reuse, constants)
     task.device  # noqa: B018  a target that is not known is an error, not a reason to run in torch
     try:
         with torch.random.fork_rng():
@@ -123,6 +127,16 @@ def _require_options(count: int, limits: object, trials: object, constants: obje
     for number in cast(Collection[object], constants):
         if number not in range(count):
             raise ShapeError(f"constants are numbers of inputs, 0 to {count - 1}; got {number!r}")
+
+
+def _require_run(seed: int | None, step: object, reuse: object) -> None:
+    """Check how a search runs; raises DTypeError or ValueRangeError."""
+    require_kind(seed, (int, type(None)), "seed is a whole number")
+    if seed is not None and (seed < 0 or isinstance(seed, bool)):
+        raise ValueRangeError(f"seed is a whole number, at least 0, got {seed}")
+    if step is not None:
+        require_callable(step, "step is a function of a text and a share")
+    require_kind(reuse, bool, "reuse must be True or False")
 
 
 def _here(tensors: Sequence[torch.Tensor]) -> str:

@@ -59,6 +59,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "compile": lambda odd: ladder.compile(torch.nn.Linear(2, 2), backend=odd),
     "superoptimize": lambda odd: ladder.superoptimize(odd, [torch.ones(2, 2)]),
     "compile search": lambda odd: ladder.compile(torch.nn.Linear(2, 2), search=[odd]),
+    "compile precise": lambda odd: ladder.compile(torch.nn.Linear(2, 2), precise=[odd]),
+    "superoptimize seed": lambda odd: ladder.superoptimize(torch.relu, [torch.ones(2, 2)], seed=[odd]),
+    "superoptimize reuse": lambda odd: ladder.superoptimize(torch.relu, [torch.ones(2, 2)], reuse=[odd]),
     "from_linear": lambda odd: ladder.Linear.from_linear(odd, "int4"),
     "from_quantized": lambda odd: ladder.Linear.from_quantized(odd),
     "from_quantized bias": lambda odd: ladder.Linear.from_quantized(HELD, odd),
@@ -123,6 +126,14 @@ def test_what_is_no_name_is_refused(name: str) -> None:
         with pytest.raises(ladder.LadderError) as raised:
             NAMES[name](odd)
         assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("search", [-1, float("nan"), True])
+def test_seconds_of_a_search_are_no_less_than_none(search: float) -> None:
+    with pytest.raises(ladder.LadderError, match="at least 0"):
+        ladder.compile(torch.nn.Linear(2, 2), search=search)
+    with pytest.raises(ladder.LadderError, match="seed is a whole number"):
+        ladder.superoptimize(torch.relu, [torch.ones(2, 2)], seed=-1)
 
 
 def test_paths_have_no_null_character(tmp_path: Path) -> None:
