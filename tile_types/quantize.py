@@ -117,8 +117,8 @@ def quantize(
     stats = statistics(values, recipe.block)
     _require_sign(stats, recipe)
     scale, tensor_scale = _scales(stats, recipe)
-    zero_point = _zeros(values, stats, scale, recipe)
     factor = scale if tensor_scale is None else arrays_of(values).cast(scale, "float64") * tensor_scale
+    zero_point = _zeros(values, stats, factor, recipe)
     codes = _encode(values, recipe, factor, zero_point)
     return _result(codes, recipe, scale, zero_point, tensor_scale)
 
@@ -334,12 +334,12 @@ def _scales(stats: Statistics, recipe: Recipe) -> tuple[Array, float | None]:
     return round_scale(raw / tensor_scale, empty, recipe.scale_type), tensor_scale
 
 
-def _zeros(values: Array, stats: Statistics, scale: Array, recipe: Recipe) -> Array | None:
-    """Return the rounded zero points."""
+def _zeros(values: Array, stats: Statistics, factor: Array, recipe: Recipe) -> Array | None:
+    """Return the rounded zero points of codes that are multiplied by ``factor``."""
     if recipe.zero == "none":
         return None
     xp = arrays_of(values)
-    wide = xp.cast(scale, "float64")
+    wide = xp.cast(factor, "float64")
     start = initial_zero(wide, stats, recipe.element, recipe.zero, recipe.scaling)
     zero = round_zero(start, recipe.element, recipe.zero, recipe.scale_type)
     if recipe.scaling != "hqq":

@@ -462,3 +462,21 @@ def test_arrays_that_are_more_than_values(kind: Any) -> None:
     """The mask of a masked array would be lost."""
     with pytest.raises(DTypeError, match="plain array"):
         quantize(kind(WEIGHTS), "int4")
+
+
+@pytest.mark.parametrize(("zero", "kind"), [("uint4", "integer"), ("float16", "float")])
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+def test_zero_points_are_in_units_of_both_scales(zero: str, kind: str, size: float) -> None:
+    """They left the tensor's scale out: all were at the end of their range."""
+    stored = (
+        Metadata("scale", "float16"),
+        Metadata("zero", zero),
+        Metadata("tensor_scale", "float32", "tensor"),
+    )
+    ttype = TType(f"both_scales_{kind}_of_tests", 4, element="uint4", shape=(20,), metadata=stored)
+    quantized = quantize(WEIGHTS * size, ttype)
+    alone = quantize(WEIGHTS.astype(np.float64), "uint4", group_size=20, zero=kind, scale_type="float32")
+    error, least = (
+        np.abs(q.dequantize() - WEIGHTS * s).max() / s for q, s in ((quantized, size), (alone, 1))
+    )
+    assert error <= 1.01 * least
