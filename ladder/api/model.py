@@ -192,8 +192,6 @@ def compile(
     ------
     ArtifactError, ImportRefused
         If an ONNX file cannot be read, or uses what is not supported; the message names it.
-    DTypeError, ValueRangeError
-        If an option is none.
 
     Examples
     --------
@@ -202,10 +200,7 @@ def compile(
     ...     y = fast(x)
     >>> print(fast.plan())
     """
-    require_kind(precise, bool, "precise is True or False")
-    require_kind(search, (int, float), "search is a number of seconds")
-    if not search >= 0 or isinstance(search, bool):
-        raise ValueRangeError(f"search is a number of seconds, at least 0, got {search}")
+    _require_options(precise, search)
     if isinstance(function, str | os.PathLike) or type(function).__name__ == "ModelProto":
         from ladder.api.onnx_model import OnnxModel
 
@@ -218,3 +213,11 @@ def compile(
         kind = type(function).__name__
         raise TypeError(f"ladder.compile takes a function, a module or an ONNX model, not {kind}")
     return Compiled(function, precise, search) if backend is None else capture(function, backend=backend)
+
+
+def _require_options(precise: object, search: float) -> None:
+    """Raise DTypeError or ValueRangeError for options that are none."""
+    require_kind(precise, bool, "precise is True or False")
+    require_kind(search, (int, float), "search is a number of seconds")
+    if not search >= 0 or isinstance(search, bool):
+        raise ValueRangeError(f"search is a number of seconds, at least 0, got {search}")

@@ -75,9 +75,8 @@ def superoptimize(
 
     Returns
     -------
-    Superoptimized
-        A callable with its certificate; `Partitioned`, with those of its parts, if it was cut. Its text says
-        of each part what runs it, and where nothing was found, why; torch runs as it is what cannot be cut.
+    A callable with its certificate; `Partitioned`, with those of its parts, if it was cut. Its text says of
+    each part what runs it, and where nothing was found, why; torch runs as it is what cannot be cut.
 
     Raises
     ------
@@ -86,8 +85,7 @@ def superoptimize(
     """
     given = _given(function, inputs)
     _require_options(len(given), limits, trials, constants)
-    _require_run(seed, step, reuse)
-    file = None if checkpoint is None else path_of(checkpoint, "checkpoint")
+    file = _checkpoint(checkpoint, seed, step, reuse)
     task = Task(_here(given), limits, target, trials, file, seed, step, reuse, constants)
     task.device  # noqa: B018  a target that is not known is an error, not a reason to run in torch
     try:
@@ -129,14 +127,15 @@ def _require_options(count: int, limits: object, trials: object, constants: obje
             raise ShapeError(f"constants are numbers of inputs, 0 to {count - 1}; got {number!r}")
 
 
-def _require_run(seed: int | None, step: object, reuse: object) -> None:
-    """Check how a search runs; raises DTypeError or ValueRangeError."""
+def _checkpoint(path: object, seed: int | None, step: object, reuse: object) -> Path | None:
+    """Return the file of a checkpoint; raises DTypeError or ValueRangeError for how no search runs."""
     require_kind(seed, (int, type(None)), "seed is a whole number")
     if seed is not None and (seed < 0 or isinstance(seed, bool)):
         raise ValueRangeError(f"seed is a whole number, at least 0, got {seed}")
     if step is not None:
         require_callable(step, "step is a function of a text and a share")
     require_kind(reuse, bool, "reuse must be True or False")
+    return None if path is None else path_of(path, "checkpoint")
 
 
 def _here(tensors: Sequence[torch.Tensor]) -> str:
