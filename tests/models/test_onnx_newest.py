@@ -373,6 +373,32 @@ def test_hashes_of_grams(end: int | None, parts: bool) -> None:
         assert torch.equal(torch.cat([first, second], 1), found)
 
 
+@pytest.mark.parametrize(
+    ("texts", "given", "wanted"),
+    [
+        (["ab cd", "e  f g "], {"separators": [" "]}, [["ab", "cd", "#"], ["e", "f", "g"]]),
+        (["aabbaab"], {"separators": ["ab", "b"]}, [["a", "a"]]),
+        (["a1b22c"], {"separators": ["[0-9]+"]}, [["a", "b", "c"]]),
+        (["ü b"], {"separators": [""]}, [["ü", " ", "b"]]),
+        (["", "a"], {"separators": [" "], "mark": 1}, [["\x02", "\x03", "#"], ["\x02", "a", "\x03"]]),
+        (["a bb", "ccc"], {"tokenexp": "[a-z]+", "mincharnum": 2}, [["bb"], ["ccc"]]),
+        (["", ""], {"separators": [" "], "mark": 1}, [[], []]),
+        ([["a b"], ["c"]], {"separators": [r"\s"]}, [[["a", "b"]], [["c", "#"]]]),
+    ],
+)
+def test_tokens(texts: list[Any], given: dict[str, Any], wanted: list[Any]) -> None:
+    """What onnxruntime 1.32 returns."""
+    found = run("Tokenizer", {"pad_value": "#", "mincharnum": 1, **given}, np.array(texts, dtype=object))
+    assert found.tolist() == wanted
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+", "a|ab", "a*a*", "a{2}b", "^a", "a??", "\\p{L}", "[a", "b*"])
+def test_patterns_that_may_match_otherwise_are_named(pattern: str) -> None:
+    """RE2 takes the longest match in time that grows with the text alone."""
+    with pytest.raises(ShapeError, match="Tokenizer with"):
+        run("Tokenizer", {"separators": [pattern]}, np.array(["aaaaaaaaab"], dtype=object))
+
+
 def test_hashes_of_texts_are_murmurs() -> None:
     """Values that its author's program gives."""
     texts = np.array(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -87,6 +89,58 @@ def _warped(op: Operation, costs: Any) -> Any:
         at = [at[0] - (step != 2), at[1] - (step != 1)]
     steps = [*([0, column] for column in range(at[1])), *([row, 0] for row in range(at[0])), *reversed(way)]
     return torch.tensor(steps, dtype=torch.int32).T.contiguous()
+
+
+# texts ---------------------------------------------------------------------------------------------------
+
+START, END = "\x02", "\x03"
+"""What stands around tokens that are marked."""
+
+SIMPLE = re.compile(
+    r"(?:\\[^\w]|\\[dswDSWtnrfv]|\[\^?(?:\\.|[^\\\]\[])+\]|[^\\\[\](){}|?*+^$])+(?:[*+?]|\{\d+(?:,\d*)?\})?"
+)
+"""Patterns of which the first match is the longest and takes no long time: the last character repeats."""
+
+
+@lru_cache
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return a pattern of a node, which RE2 would match in onnxruntime.
+
+    Raises ShapeError if the two may differ in what they find.
+    """
+    if SIMPLE.fullmatch(text) is None:
+        raise ShapeError(f"com.microsoft::Tokenizer with the pattern {text[:80]!r} is not supported")
+    return re.compile(text, re.ASCII)
+
+
+def _split(op: Operation, text: str) -> list[str]:
+    """Return the tokens of a text: matches of a pattern, what lies between those of several, characters."""
+    separators, wanted = op.get("separators"), op.get("tokenexp")
+    if separators == [""] or wanted == ".":
+        return list(text)
+    if wanted is not None:
+        return [match for match in _pattern(wanted).findall(text) if match]
+    parts = [text]
+    for separator in separators:
+        if _pattern(separator).fullmatch(""):
+            raise ShapeError(f"{op.name} with separators {separators!r} is not supported")
+        parts = [piece for part in parts for piece in _pattern(separator).split(part) if piece]
+    return parts
+
+
+def _tokens(op: Operation, texts: Any) -> Any:
+    """Split texts into tokens along a new last axis, filled up to the most tokens of a text."""
+    words = [text.decode() if isinstance(text, bytes) else str(text) for text in texts.reshape(-1).tolist()]
+    least = op.get("mincharnum", 1)
+    rows = [[token for token in _split(op, text) if len(token) >= least] for text in words]
+    if not any(rows):
+        return np.empty((*texts.shape, 0) if texts.size else texts.shape, dtype=object)
+    if op.get("mark", 0):
+        rows = [[START, *row, END] for row in rows]
+    found = np.full((len(rows), max(map(len, rows))), op.get("pad_value", ""), dtype=object)
+    for at, row in enumerate(rows):
+        found[at, : len(row)] = row
+    return found.reshape(*texts.shape, -1)
 
 
 # hashes --------------------------------------------------------------------------------------------------
@@ -176,6 +230,7 @@ def _taken(pictures: Any, rows: Any, columns: Any) -> Any:
 
 _ROWS: Mapping[str, Run] = {
     "NGramRepeatBlock": _repeated,
+    "Tokenizer": _tokens,
     "NGramHashMapping": _gram_hashes,
     "DynamicTimeWarping": _warped,
     "MurmurHash3": _hashed,
