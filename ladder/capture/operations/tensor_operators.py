@@ -89,7 +89,15 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     _note_result(vm, result, node, inputs, monitor)
     if not (_depends(monitor, inputs) or tensors.maps_rows()):
         _note_fakes(vm, function, args, kwargs, inputs, result)
+    _give_back(vm, function, inputs)
     return result
+
+
+def _give_back(vm: Interpreter, function: Any, inputs: list[Value]) -> None:
+    """Give back the memory of results that the program does not reach any more."""
+    vm.trace.idle.keep(function, [item.obj for item in inputs if is_a(item.obj, torch.Tensor)])
+    if not (vm.aside or vm.trace.impure or vm.trace.replaced):
+        vm.trace.idle.look(vm.heap)
 
 
 def _in_order(vm: Interpreter, nodes: Any, inputs: list[Value], monitor: Monitor) -> Any:

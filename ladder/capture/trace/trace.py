@@ -16,6 +16,7 @@ import torch
 import torch.fx
 
 from ladder.capture.trace.assumptions import MOST_COUNTS, Assumption
+from ladder.capture.trace.idle import Idle
 from ladder.capture.trace.undo import Effect, to_keep
 from ladder.capture.values.aliasing import storage_of, version_of
 from ladder.capture.values.indices import Proven
@@ -69,6 +70,7 @@ class Trace:
     settings: Each setting of torch that is written -> what it is before the first write.
     replaced: Variable of a tensor whose data are set -> the tensor, and what it held before.
     read_only: Storage -> a tensor in it, and why it must not be written.
+    idle: The results whose memory may be given back.
     inference: The instruction that first enters inference mode, or leaves it; None if none does.
     """
 
@@ -93,10 +95,12 @@ class Trace:
         self.replaced: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.read_only: dict[int, tuple[torch.Tensor, ReadOnly]] = {}
         self.inference: Any = None
+        self.idle = Idle()
 
     def release(self) -> None:
         """Drop all references to tensors."""
         self.values, self.results, self.effects, self.replaced, self.read_only = {}, [], {}, {}, {}
+        self.idle.release()
         self.shapes.quick.clear()
 
     def refuse_writes(self, storages: AbstractSet[int], name: str) -> None:
@@ -158,6 +162,7 @@ class Trace:
         """Register what an operator has given."""
         self.values[value.var] = value
         self.results.append(value)
+        self.idle.add(value)
         return value
 
     @contextmanager
