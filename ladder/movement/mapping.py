@@ -15,7 +15,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import larger, product, total
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.movement.row_joins import between_rows, reduced_place
+from ladder.movement.row_joins import between_rows, is_of_frames, reduced_place
 from ladder.movement.whole_rows import whole_axes
 from ladder.partition.rows import REDUCTIONS, SCANS, Index, column_axes, loop_axes, operand_index
 from tile_types.errors import ScheduleError
@@ -366,6 +366,8 @@ def _joins_known(graph: Graph, node: Node) -> bool:
     """
     if node.operator == "pad":
         return any(reader.operator == "reshape" and node.name in reader.inputs for reader in graph.nodes)
+    if node.operator == "map":
+        return is_of_frames(node)
     if node.operator != "concat":
         return False
     axis = node_attributes(node)["axis"] % len(node.tile.shape)

@@ -154,7 +154,7 @@ class VectorLoops:
     def emit(self) -> None:
         """Emit one vector per thread, for every result and every piece of its columns."""
         self.nest.alone = True
-        plans = [plan for value in self.nest.graph.outputs for plan in self.pieces(value)]
+        plans = self.of_one_width([p for value in self.nest.graph.outputs for p in self.pieces(value)])
         groups: list[tuple[Expr, list[Piece]]] = []
         for plan in plans:
             count = known(self.items(plan))
@@ -167,6 +167,29 @@ class VectorLoops:
             self.side_by_side(groups)
         else:
             self.one_after_the_other(groups)
+
+    def of_one_width(self, plans: list[Piece]) -> list[Piece]:
+        """Return pieces by vectors of as many elements, if they are whole results of one size.
+
+        Results of 16 and of 32 bits would else be computed apart, and what both read be read twice.
+        """
+        nest, widths = self.nest, {piece.width for piece in plans}
+        sizes = {product(nest.graph.tile(piece.value).shape) for piece in plans}
+        parts = len({piece.value for piece in plans}) < len(plans)
+        if len(widths) == 1 or 1 in widths or len(sizes) > 1 or parts or nest.scatters:
+            return plans
+        wide = ([piece._replace(width=width) for piece in plans] for width in sorted(widths, reverse=True))
+        return next((found for found in wide if all(map(self.may_be_of, plans, found))), plans)
+
+    def may_be_of(self, piece: Piece, other: Piece) -> bool:
+        """Tell whether a piece may be of the other's width: in no more memory instructions per element."""
+        size = BYTES.get(stored_type(self.nest.graph.tile(piece.value).ttype.name), ACCESS_BYTES)
+        known = isinstance(piece.start, int) and isinstance(piece.stop, int)
+        if not known or (piece.stop - piece.start) % other.width or size * other.width > 2 * ACCESS_BYTES:
+            return False
+        ends = (piece.start, piece.stop) if piece.merged == 1 else None
+        costs = [self.instructions(piece.value, piece.merged, p.width, ends) for p in (other, piece)]
+        return costs[0] <= costs[1]
 
     def may_be_side_by_side(self, counts: Sequence[Expr]) -> bool:
         """Whether pieces, or all but the largest, are few enough for threads of their own beside the others.
