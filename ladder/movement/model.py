@@ -36,6 +36,12 @@ LEAST_BYTES = 2.0
 LOADS_AT_ONCE = 4
 """Loads of a lane that reduces along an axis before the last, before it waits for the first."""
 
+STALL = 0.4
+"""Times a barrier's own time that lanes wait there for each warp of a block, as the last one comes late."""
+
+BESIDE = 2
+"""Neighbours at least of which a thread that reduces alone works out one address."""
+
 
 @dataclass(frozen=True)
 class Traffic:
@@ -234,7 +240,7 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     waits = found.syncs["block"] * machine.sync + found.syncs["warp"] * machine.sync / 5
     life = (
         machine.life * (0.4 if near else 1.0)
-        + 2 * waits
+        + waits * max(2, STALL * graph.mapping.lanes / machine.wave)
         + 0.5 * issue * machine.units * machine.resident_lanes / max(1, all_lanes(graph))
     )
     if graph.mapping.across:
@@ -352,7 +358,8 @@ def launch_shape(graph: MovementGraph) -> tuple[int, float]:
         share = 2 * mapping.tile[0] * mapping.tile[1] / (8 * mapping.threads)
         return max(1, down * across), share + alone
     share = mapping.threads * max(1, mapping.num)
-    return max(1, -(-vectors // share)), 1.0 + 0.3 * (max(1, mapping.num) - 1) + alone
+    several = max(1, mapping.num)  # each is reduced after the one before
+    return max(1, -(-vectors // share)), 1.0 + 0.3 * (several - 1) + alone * several
 
 
 def positions(graph: MovementGraph) -> int:
@@ -372,7 +379,8 @@ def operations(graph: MovementGraph) -> float:
             total += OPERATIONS.get(step.operator, 1.0) * graph.tensors[step.inputs[0]].elements
         elif isinstance(step, Move) and moved(graph, step)[0] == "device":
             tensor = graph.tensors[step.result]
-            total += 10 * tensor.elements / (mapping.num if mapping.across else tensor.slice.width)
+            alone = BESIDE if mapping.lanes == 1 and positions(graph) else 1
+            total += 10 * tensor.elements / (mapping.num if mapping.across else tensor.slice.width * alone)
     return total
 
 

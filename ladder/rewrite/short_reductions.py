@@ -48,7 +48,7 @@ def written_out(graph: Graph) -> Graph:
     if not short:
         return graph
     reduced = _reduced_alone(graph, short, readers)
-    short = {name for name in short if _may_be_read_in_parts(graph, graph.producer(name).inputs[0], reduced)}
+    short = {name for name in short if _may_be_read_again(graph, graph.producer(name), reduced)}
 
     def one(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
         return _in_parts(builder, node, inputs[0]) if node.name in short else None
@@ -144,6 +144,13 @@ def _is_one_position(graph: Graph, node: Node, axes: set[int]) -> bool:
     whole, part = graph.tile(node.inputs[0]).shape, node.tile.shape
     differ = [at - len(whole) for at, pair in enumerate(zip(whole, part, strict=True)) if pair[0] != pair[1]]
     return len(differ) == 1 and differ[0] in axes and part[differ[0]] == 1
+
+
+def _may_be_read_again(graph: Graph, node: Node, reduced: set[str]) -> bool:
+    """Tell whether what a reduction reads is read by such reductions alone, or is made of few for each pair."""
+    (value,) = node.inputs
+    pairs = _axis_from_end(graph, node) == -1  # as `_is_short` has found
+    return pairs or _may_be_read_in_parts(graph, value, reduced)
 
 
 def _may_be_read_in_parts(graph: Graph, value: str, reduced: set[str]) -> bool:
