@@ -37,7 +37,7 @@ LOADS_AT_ONCE = 4
 """Loads of a lane that reduces along an axis before the last, before it waits for the first."""
 
 STALL = 0.4
-"""Times a barrier's own time that lanes wait there for each warp of a block, as the last one comes late."""
+"""Times a barrier's own time that lanes with more to store wait there for each warp of a block."""
 
 BESIDE = 2
 """Neighbours at least of which a thread that reduces alone works out one address."""
@@ -240,7 +240,7 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     waits = found.syncs["block"] * machine.sync + found.syncs["warp"] * machine.sync / 5
     life = (
         machine.life * (0.4 if near else 1.0)
-        + waits * max(2, STALL * graph.mapping.lanes / machine.wave)
+        + waits * max(2, STALL * graph.mapping.lanes / machine.wave if stores_rows(graph) else 0)
         + 0.5 * issue * machine.units * machine.resident_lanes / max(1, all_lanes(graph))
     )
     if graph.mapping.across:
@@ -257,6 +257,11 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     work = max(memory, issue) * max(1.0, machine.units / blocks)
     busy = float((work**3 + (blocks * machine.block) ** 3) ** (1 / 3))
     return found.launches * machine.launch + busy + (turns - 1) * machine.turn + waits
+
+
+def stores_rows(graph: MovementGraph) -> bool:
+    """Tell whether lanes store elements of rows, and not only numbers of them."""
+    return any(graph.tensors[name].elements > graph.rows for name in graph.outputs)
 
 
 def exchanges(graph: MovementGraph, machine: Machine) -> float:

@@ -147,7 +147,7 @@ def _is_one_position(graph: Graph, node: Node, axes: set[int]) -> bool:
 
 
 def _may_be_read_again(graph: Graph, node: Node, reduced: set[str]) -> bool:
-    """Tell whether what a reduction reads is read by such reductions alone, or is made of few for each pair."""
+    """Tell whether what a reduction reads only such reductions read, or it is made of few for each pair."""
     (value,) = node.inputs
     pairs = _axis_from_end(graph, node) == -1  # as `_is_short` has found
     return pairs or _may_be_read_in_parts(graph, value, reduced)

@@ -13,7 +13,8 @@ from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
 from ladder.lower.chain.gpu import VectorLoops
 from ladder.lower.chain.gpu_rows import RowLoops
-from ladder.movement.mapping import Mapping
+from ladder.movement.choose import ranked
+from ladder.movement.mapping import WARP, Mapping
 from ladder.simulate import simulate_launch
 from targets import get_device
 
@@ -172,3 +173,26 @@ def test_long_functions_of_single_elements_are_right(rows: int) -> None:
     assert not result.findings, result.report()
     for got, exact, bound in zip(outputs, evaluate(graph, inputs), (2e-4, 2e-4, 0.04), strict=True):
         assert np.allclose(got.astype(np.float64), exact, rtol=0, atol=bound)
+
+
+def test_rows_that_are_stored_after_barriers_have_few_warps() -> None:
+    """The last warp of a block keeps the others from what they store; two vectors a lane hide that."""
+    g = GraphBuilder("chain")
+    x, y = (g.input(name, "float32", (4096, 2048)) for name in "xy")
+    norms = [g.add("sqrt", g.add("reduce_sum", g.add("square", v), axis=1)) for v in (x, y)]
+    graph = g.finish(g.add("sub", x, g.add("mul", y, g.add("div", *norms))))
+    best = ranked(graph)[0].mapping
+    assert WARP < best.lanes <= 256
+    assert best.num > 1
+
+
+def test_few_gathered_rows_are_summed_by_threads_alone() -> None:
+    g = GraphBuilder("chain")
+    table, ids = g.input("table", "float16", (50000, 128)), g.input("ids", "int64", (8192, 8))
+    weights = g.add("reshape", g.input("weights", "float32", (8192, 8)), shape=(8192, 8, 1))
+    rows = g.add("convert", g.add("gather", table, ids, axis=0), type="float32")
+    graph = g.finish(
+        g.add("convert", g.add("reduce_sum", g.add("mul", rows, weights), axis=1), type="float16")
+    )
+    best = ranked(graph)[0].mapping
+    assert (best.lanes, best.num) == (1, 0)

@@ -69,3 +69,17 @@ def test_positions_of_the_axis_may_be_read_beside_them() -> None:
 
     assert reduced((0, 2, 0, 0), (7, 1, 8, 64)) == 0
     assert reduced((0, 0, 1, 0), (7, 3, 1, 64)) == 1
+
+
+def test_distances_of_pairs_that_are_read_beside_them() -> None:
+    """As of forces: a pair's differences are computed again where they would be stored to be summed."""
+    g = GraphBuilder("model")
+    x = g.input("x", "float32", (300, 3))
+    pairs = (g.add("reshape", x, shape=shape) for shape in ((1, 300, 3), (300, 1, 3)))
+    apart = g.add("sub", *pairs)
+    squares = g.add("reduce_sum", g.add("square", apart), axis=2, keep=True)
+    graph = g.finish(g.add("reduce_sum", g.add("mul", apart, g.add("exp", squares)), axis=1, keep=False))
+    found = simplify(graph, H200)
+    assert reductions(found) == 1
+    values = {"x": np.random.default_rng(3).uniform(-1, 1, (300, 3)).astype(np.float32)}
+    np.testing.assert_allclose(evaluate(found, values), evaluate(graph, values), rtol=1e-6, atol=1e-4)
