@@ -258,16 +258,29 @@ def native(values: Array, name: str) -> Array:
 
 
 def wide_enough_for_zero(scale: Array, stats: Statistics, element: TType, scale_type: str) -> Array:
-    """Raise scales so that a float zero point stays within its type's precision.
+    """Raise scales so that a float zero point stays within its type's precision and range.
 
     A block far from 0 compared with its spread (low = 1, high = 1.000001) would need a zero
-    point whose rounding error exceeds a step of the element, 1 or what it is where weights are mapped to.
+    point whose rounding error exceeds a step of the element, 1 or what it is where weights are mapped to,
+    or, of elements with large steps, one that overflows.
+
+    Raises ValueRangeError if values to map weights to are themselves out of its range.
     """
     xp = arrays_of(scale)
     middle, values = _middle(element), np.unique(element.probe_values())
     step = float(np.diff(values[values <= middle][-2:]).max(initial=1.0))
-    floor = stats.absmax * zero_precision(scale_type) / step
-    return xp.where(scale > floor, scale, floor)
+    mapped, to = (
+        (stats.low, element.minimum) if element.is_integer else ((stats.low + stats.high) / 2, middle)
+    )
+    room = get_type(scale_type).maximum - abs(to)
+    if room <= 0:
+        raise ValueRangeError(
+            f"zero points beside values of {element.name} around {to:g} overflow {scale_type}; use a wider"
+            " scale_type, or a type whose values are smaller"
+        )
+    for floor in (stats.absmax * zero_precision(scale_type) / step, abs(mapped) / room):
+        scale = xp.where(scale > floor, scale, floor)
+    return scale
 
 
 def zero_precision(scale_type: str) -> float:

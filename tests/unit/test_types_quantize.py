@@ -480,3 +480,15 @@ def test_zero_points_are_in_units_of_both_scales(zero: str, kind: str, size: flo
         np.abs(q.dequantize() - WEIGHTS * s).max() / s for q, s in ((quantized, size), (alone, 1))
     )
     assert error <= 1.01 * least
+
+
+def test_float_zero_points_of_large_steps_do_not_overflow() -> None:
+    """Weights of -5 became -0.08: their zero points ended at float16's largest number."""
+    wide = TType("wide_steps_of_tests", 8, lambda code, ops: ops.cast(code, "float32") * 400.0)
+    for weights in ([-5.0], [5.0], [-5.0, -4.0], [-5.0, 3.0]):
+        values = np.array([weights])
+        found = quantize(values, wide, zero="float").dequantize()
+        assert np.abs(found - values).max() <= 0.06
+    far = TType("far_of_tests", 1, lambda code, ops: 1e6 + ops.cast(code, "float32") * 1e5)
+    with pytest.raises(ValueRangeError, match="overflow float16"):
+        quantize(np.array([[1.0, 2.0]]), far, zero="float")
