@@ -185,6 +185,8 @@ def _refuse_arguments():
             *(lambda: list(itertools.accumulate([1], step=2)), lambda: itertools.islice(iter([1]), "a")),
             *(lambda: operator.itemgetter(0)(), lambda: operator.itemgetter(0)([1], [2])),
             *(lambda: functools.reduce(operator.add, 5), lambda: operator.attrgetter("shape")()),
+            *(lambda: ()[0], lambda: (1, 2)[5], lambda: torch.Size((x.shape[0], 2.0))),
+            lambda: operator.methodcaller("format", self=x.shape[0])("{self}"),
         ):
             try:
                 log.append(call())

@@ -275,6 +275,10 @@ def _folded(function: Any, first: int) -> Callable[..., Any]:
     return fold
 
 
+def _are_extents(vm: Interpreter, items: Any) -> bool:
+    return all(type(vm.unlifted(item)) is int for item in items)
+
+
 def _chosen(function: Any) -> Callable[..., Any]:
     def choose(vm: Interpreter, items: Any, *more: Any) -> Any:
         plain = all(type(item) is Dynamic or type(item) is int for item in items)
@@ -286,7 +290,7 @@ def _chosen(function: Any) -> Callable[..., Any]:
 NATIVES: dict[Any, Callable[..., Any]] = {
     list: lambda vm, items: new_container(vm, list(items)),
     tuple: lambda vm, items: tuple(items),
-    torch.Size: lambda vm, items: DynamicSize(items),
+    torch.Size: lambda vm, items: DynamicSize(items) if _are_extents(vm, items) else NULL,
     sum: _folded(operator.add, 0),
     math.prod: _folded(operator.mul, 1),
     max: _chosen(max),

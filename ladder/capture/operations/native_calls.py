@@ -229,8 +229,8 @@ def _allocate(vm: Interpreter, kind: type, new: Any, args: tuple[Any, ...], kwar
 
 def allocate(vm: Interpreter, home: Any, new: Any, kind: type, args: tuple[Any, ...]) -> Any:
     """Make an instance of `kind` by `new`, the ``__new__`` of the native class `home`."""
-    if kind.__flags__ & 1 << 20:
-        raise CaptureError("an abstract class")
+    if kind.__flags__ & (1 << 20 | 1 << 7):
+        raise CaptureError("a class that is abstract or makes no instances")
     if (home is tuple or (home is kind and issubclass(kind, tuple))) and len(args) == 1:
         items = args[0]
         if not is_a(items, tuple | list):

@@ -224,7 +224,7 @@ def tuple_item(vm: Interpreter, container: tuple[Any, ...], key: int) -> Any:
     if node is not None and node.pinned:
         vm.heap.touch(container, 1)
     if node is None or not node.external or node.pinned:
-        at = range(length)[key]
+        at = key if key >= 0 else key + length
         return node.lifted[at] if node is not None and node.holds_dynamic(at) else container[key]
     if node.first(Itself.LENGTH):
         measured = f"{vm.heap.constant(tuple.__len__)}({node.var})"

@@ -238,7 +238,7 @@ class Through:
         ]
         self.call = call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.beneath(self.call, *args, **kwargs)
 
     def beneath(self, call: Any, /, *args: Any, **kwargs: Any) -> Any:
