@@ -29,7 +29,7 @@ from transformers.quantizers import (
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ladder.api.linear import LINEAR_OPTIONS, Linear
-from ladder.api.linear_modules import extents_of, matrix_of
+from ladder.api.linear_modules import extents_of, is_linear, matrix_of
 from ladder.api.quantization import quantize
 from ladder.api.saved_settings import METHOD
 from ladder.api.stacked_experts import (
@@ -263,9 +263,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _take_stored(self, model: torch.nn.Module, files: Iterable[str]) -> None:
         """Read the quantized layers of a checkpoint, and make transformers' loader pass over their arrays."""
-        given = GIVEN.get()
         where, paths = getattr(model, "name_or_path", ""), [Path(file) for file in files]
-        checkpoint = given or opened(paths, where, partial(names_in, model))
+        checkpoint = GIVEN.get() or opened(paths, where, partial(names_in, model))
         stored = names_in(model, checkpoint.layers)
         wanted = {name: [f"{name}.weight"] for name in self.linear if f"{name}.weight" in stored}
         for name, (path, stack) in self.stacks.items():
@@ -422,15 +421,16 @@ def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> dict[str,
 def tables(
     model: torch.nn.Module, stored: Mapping[str, str], checkpoint: Checkpoint
 ) -> dict[str, torch.Tensor]:
-    """Dequantize the tables of embeddings: they are read by rows, and heads may be tied to them.
+    """Dequantize tables of embeddings, to which heads may be tied, and layers (routers) that compute more.
 
     stored: Names in the model -> names in the checkpoint.
     Raises CheckpointError if a table is of another shape.
     """
     found = {}
+    kinds = torch.nn.Embedding, torch.nn.Linear
     for name, module in model.named_modules():
         weight = f"{name}.weight"
-        if isinstance(module, torch.nn.Embedding) and weight in stored:
+        if weight in stored and isinstance(module, kinds) and not is_linear(module):
             found[weight] = checkpoint.dequantize(stored[weight], module.weight.dtype)
             have, want = list(found[weight].shape), list(module.weight.shape)
             require(have == want, f"{checkpoint.path}: {weight} is {have}, not {want}")

@@ -357,3 +357,25 @@ def test_torchaos_tensors_are_described_by_the_names_of_the_model(tmp_path: Path
     assert (found - wanted).norm() <= 1e-5 * wanted.norm()
     with pytest.raises(ladder.CheckpointError, match="described by another name"):
         ladder.load_checkpoint(tmp_path)
+
+
+def test_layers_that_are_more_than_a_product_are_dequantized(tmp_path: Path) -> None:
+    """PhiMoE's routers are derived from linear layers, and quantized by tools that ask for no more."""
+    torch.manual_seed(0)
+    config = transformers.PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
+    AUTO.from_config(config).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    arrays, as_stored = load_file(file), STORED["fp8-blocks"]
+    routers = [name for name in arrays if name.endswith(("router.weight", "gate.weight"))]
+    assert len(routers) == SIZES["num_hidden_layers"]
+    for name in routers:
+        parts = as_stored[0](arrays.pop(name))
+        arrays |= {name.removesuffix("weight") + part: value for part, value in parts.items()}
+    save_file(arrays, file, metadata={"format": "pt"})
+    said = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": as_stored[1]}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    loaded, stored = load_pretrained(AUTO, tmp_path), ladder.load_checkpoint(tmp_path)
+    found = [layer.weight for layer in loaded.modules() if type(layer).__name__ == "PhimoeTopKRouter"]
+    assert len(found) == len(routers)
+    for weight, name in zip(found, routers, strict=True):
+        assert torch.equal(weight, stored.dequantize(name, torch.float32))
