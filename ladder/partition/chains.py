@@ -10,6 +10,7 @@ from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.elements import lacking
+from ladder.partition.nested_sums import sums_across, sums_between, sums_of_sums
 from ladder.partition.repeats import (
     LEAST_READERS,
     LONG_ON_CPUS,
@@ -39,9 +40,6 @@ LARGE_SHARED, MOST_GATHERED = 1 << 18, 4
 
 MOST_JOINED = 32
 """Most operands of a concatenation in a kernel, where each is a part of the loop; torch copies more."""
-
-MANY_SUMMED = 1 << 12
-"""Elements from which on reductions are stored before what is computed of them is reduced on GPUs."""
 
 LONG_BLOCK = 1 << 15
 """Elements of a block for which another launch costs less."""
@@ -221,7 +219,7 @@ class Chains:
         region, outputs = self.region(members)
         if any(sums_across(region, node) for node in region.nodes):
             return "sums across memory are stored before they are summed on"
-        if self.units and any(sums_of_sums(region, node) for node in region.nodes):
+        if self.units and any(sums_of_sums(region, n) or sums_between(region, n) for n in region.nodes):
             return "what is computed of many sums is stored before it is summed on"
         called = LONG_ON_GPUS if self.units else LONG_ON_CPUS
         if calls_again(region, outputs, called):
@@ -377,43 +375,6 @@ def _is_loop(graph: Graph, outputs: Sequence[str], on_gpu: bool) -> bool:
     """Tell whether a chain is a loop over rows or, for GPUs, over columns."""
     rows = row_axes(graph, outputs, again=on_gpu)
     return rows is not None or (on_gpu and column_axes(graph, outputs) is not None)
-
-
-def sums_across(graph: Graph, node: Node) -> bool:
-    """Tell whether a reduction reads, through views, one along an axis that is not the last in memory."""
-    if node.operator not in REDUCTIONS:
-        return False
-    below = graph.producer(node.inputs[0])
-    while engine(below) == "view":
-        below = graph.producer(below.inputs[0])
-    if below.operator not in REDUCTIONS:
-        return False
-    read = graph.producer(below.inputs[0])
-    axis = node_attributes(below)["axis"] % len(read.tile.shape)
-    return below is not graph.producer(node.inputs[0]) and product(read.tile.shape[axis + 1 :]) != 1
-
-
-def sums_of_sums(graph: Graph, node: Node) -> bool:
-    """Tell whether a reduction reads what is computed of one, element by element, that reads many."""
-    if node.operator not in REDUCTIONS:
-        return False
-    ahead, count = [(node.inputs[0], False)], product(graph.tile(node.inputs[0]).shape)
-    seen: set[tuple[str, bool]] = set()
-    while ahead:
-        value, computed = place = ahead.pop()
-        below = graph.producer(value)
-        if place in seen or product(below.tile.shape) != count:
-            continue
-        seen.add(place)
-        if below.operator in REDUCTIONS:
-            if computed and known(product(graph.tile(below.inputs[0]).shape)) >= MANY_SUMMED:
-                return True
-            continue
-        if engine(below) not in ("view", "chain"):
-            continue
-        computed = computed or engine(below) != "view"
-        ahead += [(operand, computed) for operand in below.inputs]
-    return False
 
 
 def scattered_windows(graph: Graph, taken: Container[str]) -> frozenset[str]:

@@ -444,3 +444,14 @@ def test_results_of_the_same_arguments_are_one_launch() -> None:
     (part,) = planned(sample, *(torch.randn(16, 1024) for _ in range(2)), torch.randn(16))
     assert len(part.outputs) == 2
     assert len(planned(sample, *(torch.randn(16, 64) for _ in range(2)), torch.randn(16))) == 2
+
+
+def test_sums_of_few_neighbours_are_stored_before_those_of_rows_far_apart() -> None:
+    """As of groups of channels that lie last: ten of each place, and other groups between its rows."""
+    of_groups, of_planes = (
+        planned(lambda x, axes=axes: x.sum(axes), torch.zeros(shape))
+        for axes, shape in (((1, 3), (8, 4096, 32, 10)), ((2, 3), (8, 320, 64, 64)))
+    )
+    sums = [sum(node.operator == "reduce_sum" for node in part.graph.nodes) for part in of_groups]
+    assert set(sums) == {1}
+    assert len(of_planes) == 1
