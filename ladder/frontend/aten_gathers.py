@@ -21,16 +21,45 @@ def _embedded(im: Importer, out: str, table: str, ids: str, *_: Any) -> Any:
 
 
 def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
-    """Only numbers along one axis: all else stays a library call. Negative numbers count from the end."""
+    """Only numbers along one axis, or all in order; else a library call. Negative ones count from the end."""
     places = [axis for axis, numbers in enumerate(indices) if numbers is not None]
     if len(places) != 1:
-        return None
+        return _spread_out(im, x, indices) if len(places) == len(indices) else None
     (axis,) = places
     if _gathers(im, x, indices[axis]):
         return im.g.add("gather", x, indices[axis], axis=axis, from_end=True)
     if axis or len(im.shape(x)) != 2 or not _counts_up(im, indices[0]):
         return None
     return im.g.add("take", x, indices[0])
+
+
+def _spread_out(im: Importer, x: str, indices: Sequence[str]) -> Any:
+    """Return a tensor with its axes apart: ``x[arange(n)[:, None], arange(m)]`` reads all in order."""
+    extents, rank = im.shape(x), max(len(im.shape(ids)) for ids in indices)
+    result: list[Any] = [1] * rank
+    before = -1
+    for extent, ids in zip(extents, indices, strict=False):
+        shape = im.shape(ids)
+        at = [rank - len(shape) + axis for axis, own in enumerate(shape) if own != 1]
+        if not _counts_all(im, ids, extent) or len(at) > 1 or (at and at[0] <= before):
+            return None
+        for before in at:
+            result[before] = extent
+    return im.g.add("reshape", x, shape=(*result, *extents[len(indices) :]))
+
+
+def _counts_all(im: Importer, ids: str, extent: Any) -> bool:
+    """Tell whether numbers are those of an ``arange`` from 0 to an extent, in any shape."""
+    node = im.g.node(ids)
+    while node.operator in ("reshape", "expand", "cast", "convert", "add"):
+        if node.operator == "add":  # of an offset that is none
+            value = im.g.node(node.inputs[1])
+            if value.operator != "constant" or node_attributes(value)["value"] != 0:
+                return False
+        node = im.g.node(node.inputs[0])
+    given = node_attributes(node)
+    whole = node.operator == "iota" and im.ttype(ids) in NUMBERS and given["extent"] == extent
+    return whole and given.get("begin", 0) == 0 and given.get("step", 1) == 1
 
 
 def _gathers(im: Importer, x: str, ids: str) -> bool:

@@ -54,5 +54,9 @@ def _is_exact(node: Node) -> bool:
     shape, ttype = node.tile.shape, node.tile.ttype
     if node.operator in ("input", "call") or size_names(extents_of(node)):
         return False
-    whole = ttype.name in WHOLE or node.operator == "constant"
+    whole = ttype.name in WHOLE or node.operator in (
+        "constant",
+        "broadcast",
+        "reshape",
+    )  # these round nothing
     return whole and prod(map(int, shape)) <= MOST_ELEMENTS

@@ -275,9 +275,11 @@ def _seen_by(match: Match, mask: str, chooses: bool) -> Seen | None:
     if node.operator != "select":
         return None
     numbers = [_spread_number(match, value) for value in node.inputs[1:]]
-    if sorted(numbers, key=str) != [-np.inf, 0.0]:
+    if numbers.count(0.0) != 1:
         return None
-    return _seen(match, node.inputs[0], numbers[0] == 0.0)
+    seen = _seen(match, node.inputs[0], numbers[0] == 0.0)
+    hides = -np.inf in numbers  # other numbers leave some of a key, but are added to none where all are seen
+    return seen if hides or (seen is not None and seen.everything()) else None
 
 
 PRODUCTS = (pattern("matmul"), pattern("reshape", pattern("matmul", name="product")))

@@ -240,6 +240,16 @@ def test_attention_that_is_spelt_out(case: str) -> None:
 
 
 INFINITE = float("-inf")
+
+
+def transformers_mask(shown: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is added to scores, as libraries make it of 1 where a text has a token."""
+    batch, keys = torch.arange(shown.shape[0]), torch.arange(shown.shape[1]) + 0
+    seen = (shown != 0)[batch[:, None, None, None], keys[None, None, None]]
+    seen = (torch.arange(9)[:, None] >= 0) & seen
+    return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
+
+
 KNOWN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "all": (lambda x: (torch.arange(9) >= 0).expand(2, 1, 9, 9), "none"),
     "behind": (lambda x: (torch.arange(9) <= torch.arange(9)[:, None]).expand(2, 1, 9, 9), "causal"),
@@ -248,6 +258,9 @@ KNOWN: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "filled": (lambda x: torch.zeros(9, 9).masked_fill(ones().triu(1), INFINITE).to(x.dtype), "causal"),
     "zeros": (lambda x: torch.zeros(9, 9).masked_fill(~ones(), INFINITE).to(x.dtype), "none"),
     "torch's": (lambda x: nn.Transformer.generate_square_subsequent_mask(9, dtype=x.dtype), "causal"),
+    "finite, none hidden": (lambda x: torch.where(ones(), 0.0, -1e4).to(x.dtype), "none"),
+    "texts without borders": (lambda x: transformers_mask(torch.ones(2, 9), x.dtype), "none"),
+    "texts with borders": (lambda x: transformers_mask((x[..., 0] < 9).float(), x.dtype), "mask"),
     "window": (lambda x: ones().tril().triu(-4), "mask"),
     "the token itself is hidden": (lambda x: ones().tril(-1), "mask"),
     "finite": (lambda x: torch.full((9, 9), -1e4).triu(1).to(x.dtype), "mask"),

@@ -122,3 +122,27 @@ def test_numbers_that_a_program_counts_index_any_tensor(what: str, rank: int) ->
         assert torch.equal(fast(x), COUNTED[what](x))
     assert not fast.refused
     assert fast.calls["eager"] == 0
+
+
+SPREAD = {
+    "apart": ((2, 5), lambda x: x[torch.arange(2)[:, None, None, None], torch.arange(5)[None, None, None]]),
+    "a table": ((3, 4, 2), lambda x: x[torch.arange(3)[:, None], torch.arange(4) + 0]),
+    "one row": ((1, 4), lambda x: x[torch.arange(1)[:, None], torch.arange(4)]),
+}
+PICKED = {
+    "a diagonal": ((4, 4), lambda x: x[torch.arange(4), torch.arange(4)]),
+    "turned": ((4, 4), lambda x: x[torch.arange(4), torch.arange(4)[:, None]]),
+    "an offset": ((4, 4), lambda x: x[torch.arange(4)[:, None], torch.arange(4) - 1]),
+    "fewer": ((4, 4), lambda x: x[torch.arange(4)[:, None], torch.arange(3)]),
+    "one number again": ((2, 4), lambda x: x[torch.arange(1).expand(2)[:, None], torch.arange(4)]),
+}
+
+
+@pytest.mark.parametrize("case", [*SPREAD, *PICKED])
+def test_numbers_that_count_all_in_order_are_no_call(case: str) -> None:
+    shape, read = (SPREAD | PICKED)[case]
+    fast = ladder.compile(lambda x: read(x) * 2)
+    for _ in range(3):
+        x = torch.randn(shape)
+        assert torch.equal(fast(x), read(x) * 2)
+    assert ("aten.index" in str(fast.plan())) == (case in PICKED)
