@@ -453,3 +453,32 @@ def test_types_of_autocast_are_read_by_their_old_names():
                     assert found.dtype is wanted.dtype
                     assert torch.equal(found, wanted)
     assert fast.outcome == "whole"
+
+
+def by_capability(x, device):
+    try:
+        found = torch.cuda.get_device_capability(device)
+    except (AssertionError, RuntimeError, ValueError) as error:
+        return x.cos(), (type(error), error.args)
+    return (x.sin() * 2 if found >= (8, 0) else x.tan()), found
+
+
+DEVICES = [0, 1, "cuda:1", torch.device("cuda:0"), torch.device("cpu"), "cpu"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs here answer for themselves")
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("some", [False, True])
+def test_programs_may_ask_what_gpus_can(some: bool, device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As experts of transformers do: the graph is whole, and errors are eager's."""
+    known = [types.SimpleNamespace(major=7, minor=5), types.SimpleNamespace(major=9, minor=0)]
+    if some:
+        index = torch.cuda._utils._get_device_index
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: known[index(device)])
+    x, fast = torch.randn(4), capture(by_capability)
+    for _ in range(3):
+        (y, found), (expected, capability) = fast(x, device), by_capability(x, device)
+        assert found == capability
+        torch.testing.assert_close(y, expected)
+    assert "graph break" not in fast.explain()

@@ -15,6 +15,8 @@ import ladder
 from ladder.capture.trace import idle
 
 NORM = torch.nn.LayerNorm(16).requires_grad_(False)
+LINEAR = torch.nn.Linear(16, 16).requires_grad_(False)
+"""Of three axes it gives a view of a matrix that the program never sees."""
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +29,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def layers(x: torch.Tensor) -> torch.Tensor:
     for _ in range(20):
         a, b = torch.sin(NORM(x)).chunk(2, -1)
-        x = x + torch.cat([b, a * 0.5], -1).view(-1, 16)
+        x = x + LINEAR(torch.cat([b, a * 0.5], -1).view(2, -1, 16)).transpose(0, 1).transpose(0, 1).reshape(
+            -1, 16
+        )
     return x
 
 
@@ -42,7 +46,7 @@ def test_recording_takes_little_more_memory_than_eager() -> None:
     with torch.no_grad():
         expected = layers(x)
         assert torch.equal(ladder.compile(layers, backend=backend)(x), expected)
-    assert held == [pytest.approx(4, abs=4)]  # of 60
+    assert held == [pytest.approx(4, abs=4)]  # of 140
 
 
 def views(x: torch.Tensor) -> Any:

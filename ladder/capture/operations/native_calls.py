@@ -38,6 +38,7 @@ _BUILTIN = types.BuiltinFunctionType
 _POLYFILLS: dict[Any, types.FunctionType] = {
     functools.reduce: polyfills.reduce_,  # type: ignore[dict-item]
     torch.autograd.Variable: polyfills.variable,  # type: ignore[dict-item]
+    torch.cuda.get_device_capability: polyfills.get_device_capability,  # type: ignore[dict-item]
 }
 _ANNOTATED = CALLING.keys() | _POLYFILLS.keys()
 _POLYFILLS_OF_OBJECTS: dict[Any, Any] = {

@@ -77,6 +77,7 @@ DATA: frozenset[Any] = frozenset(
     | _members(itertools, "accumulate")
     | _members(collections, "_count_elements")
     | {polyfills.order, torch.finfo, torch.iinfo, torch.device, torch.Size}
+    | {polyfills.capability_of, polyfills.start_gpus, torch.cuda.get_device_capability}
     | {int.from_bytes, float.fromhex, bytes.fromhex, str.maketrans}
     | _members(np, "arange array asarray zeros ones empty float32 float64 int64 int32 float16 bool_ uint8")
     | _members(np, "hanning hamming blackman full eye linspace logspace tri identity dtype")

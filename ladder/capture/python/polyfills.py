@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.cuda._utils import _get_device_index
 
 _MISSING = object()
 
@@ -53,6 +54,22 @@ def all_(items: Iterable[Any], /) -> bool:
 def identity(value: Any) -> int:
     """Return ``id(value)``; the interpreter guards which objects are the same one."""
     return id(value)
+
+
+def capability_of(index: int) -> tuple[int, int]:
+    """Return the compute capability of the GPU with a number, which stays what it is."""
+    return torch.cuda.get_device_capability(index)
+
+
+def start_gpus() -> None:
+    """Do what asking for any GPU does first: raises where there are none."""
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """Stand for `torch.cuda.get_device_capability`: which GPU is meant may depend on the current one."""
+    start_gpus()
+    return capability_of(_get_device_index(device, optional=True))
 
 
 OF_OBJECTS = ("__reduce__", "__reduce_ex__", "__getstate__", "__new__")

@@ -87,7 +87,7 @@ class Idle:
         recorded, self.values, reached = _Recorded(heap, self.given, bases), [], 0
         for members in groups.values():
             idle = all(recorded.alone(id(v.obj)) and not (v.constant or v.held) for v in members)
-            if idle and _own_memory(members):
+            if idle and _own_memory([value.obj for value in members], heap.nodes):
                 members[0].obj.untyped_storage().resize_(0)
             else:
                 self.values += members
@@ -166,12 +166,29 @@ def _views_count() -> bool:
     return sys.getrefcount(base) > alone and view is not None
 
 
-def _own_memory(members: Sequence[Any]) -> bool:
-    """Tell whether some values share their memory with no other tensor, and nothing else has it."""
-    tensors = {id(value.obj) for value in members}
-    owners, handles = _holders(members[0].obj)
+def _own_memory(tensors: Sequence[torch.Tensor], nodes: Mapping[int, Any]) -> bool:
+    """Tell whether tensors share their memory with none but bases that their views alone have."""
+    own = {id(tensor) for tensor in tensors}
+    hidden = {id(tensor._base): tensor for tensor in tensors if tensor._is_view()}
+    for at in own & hidden.keys():
+        del hidden[at]
+    if any(at in nodes or _base_references(view) > _of_hidden_base() for at, view in hidden.items()):
+        return False
+    owners, handles = _holders(tensors[0])
     of_one = _holders(torch.empty(1))
-    return owners <= of_one[0] + len(tensors) - 1 and handles <= of_one[1]
+    return owners <= of_one[0] + len(own) + len(hidden) - 1 and handles <= of_one[1]
+
+
+def _base_references(view: torch.Tensor) -> int:
+    """Return how many have the base of a view by name, with this call."""
+    return sys.getrefcount(view._base)
+
+
+@cache
+def _of_hidden_base() -> int:
+    """Return the same of a base that the view alone has."""
+    view = torch.empty(2).view(2)
+    return max(_base_references(view) for _ in range(2))
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:
