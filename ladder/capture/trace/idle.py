@@ -13,7 +13,6 @@ import types
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -108,7 +107,7 @@ class _Recorded:
         self.kept = Counter(map(id, heap.guard.keep))
         self.kept.update(given)
         self.kept.update(list(heap.shapes.quick))  # beside their fakes
-        self.kept.update(bases if _views_count() else ())
+        self.kept.update(bases if BASES_COUNT else ())
         self.known: dict[int, bool] = {}
         self.within: dict[int, list[int]] = {}
         for at, node in self.nodes.items():
@@ -132,7 +131,7 @@ class _Recorded:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """Return the objects that a container, a closure's variable or an object of the program has."""
+    """Return the objects that a container, a function's closure or a variable of one has."""
     kind = type(value)
     if kind is tuple or kind is list:
         return value  # type: ignore[no-any-return]
@@ -157,26 +156,16 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     return not shared and storage.nbytes() >= LEAST_BYTES and storage.resizable()
 
 
-@cache
-def _views_count() -> bool:
-    """Tell whether Python counts one reference more to a tensor that a view has as its base."""
-    base = torch.empty(2)
-    alone = sys.getrefcount(base)
-    view = base.view(2)
-    return sys.getrefcount(base) > alone and view is not None
-
-
 def _own_memory(tensors: Sequence[torch.Tensor], nodes: Mapping[int, Any]) -> bool:
     """Tell whether tensors share their memory with none but bases that their views alone have."""
     own = {id(tensor) for tensor in tensors}
     hidden = {id(tensor._base): tensor for tensor in tensors if tensor._is_view()}
     for at in own & hidden.keys():
         del hidden[at]
-    if any(at in nodes or _base_references(view) > _of_hidden_base() for at, view in hidden.items()):
+    if any(at in nodes or _base_references(view) > OF_HIDDEN_BASE for at, view in hidden.items()):
         return False
     owners, handles = _holders(tensors[0])
-    of_one = _holders(torch.empty(1))
-    return owners <= of_one[0] + len(own) + len(hidden) - 1 and handles <= of_one[1]
+    return owners <= OF_ONE[0] + len(own) + len(hidden) - 1 and handles <= OF_ONE[1]
 
 
 def _base_references(view: torch.Tensor) -> int:
@@ -184,14 +173,29 @@ def _base_references(view: torch.Tensor) -> int:
     return sys.getrefcount(view._base)
 
 
-@cache
-def _of_hidden_base() -> int:
-    """Return the same of a base that the view alone has."""
-    view = torch.empty(2).view(2)
-    return max(_base_references(view) for _ in range(2))
-
-
 def _holders(tensor: torch.Tensor) -> tuple[int, int]:
     """Return how many own a tensor's memory, and how many have it by name; both count this call."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+def _bases_count() -> bool:
+    base = torch.empty(2, device="cpu")
+    alone = sys.getrefcount(base)
+    view = base.view(2)
+    return sys.getrefcount(base) > alone and view is not None
+
+
+def _of_hidden_base() -> int:
+    view = torch.empty(2, device="cpu").view(2)
+    return max(_base_references(view) for _ in range(2))
+
+
+OF_ONE = _holders(torch.empty(1, device="cpu"))
+"""What `_holders` says of a tensor alone."""
+
+BASES_COUNT = _bases_count()
+"""Whether Python counts one reference more to a tensor that a view has as its base."""
+
+OF_HIDDEN_BASE = _of_hidden_base()
+"""References to a base that its view alone has, as `_base_references` says."""
