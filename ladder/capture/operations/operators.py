@@ -345,12 +345,21 @@ def _selected(vm: Interpreter, tensor: torch.Tensor, key: Any) -> tuple[torch.Te
         else:
             rest.append(each)
         axis += skipped if each is Ellipsis else each is not None
-    if not all(-tensor.shape[at] <= number.value < tensor.shape[at] for at, number in places):
+    if not all(_is_within(vm, tensor, at, number) for at, number in places):
         return tensor, key
     with vm.barrier():
         for place in reversed(places):
             tensor = tensor_operator(vm, torch.select, (tensor, *place), {})
     return tensor, tuple(rest) or Ellipsis
+
+
+def _is_within(vm: Interpreter, tensor: torch.Tensor, axis: int, number: Any) -> bool:
+    """Tell whether an open integer numbers an element of an axis; that it does is guarded."""
+    if not -tensor.shape[axis] <= number.value < tensor.shape[axis]:
+        return False
+    fake = vm.heap.shapes.fake_of(vm.heap.node(tensor).var, tensor)
+    extent = fake.shape[axis]
+    return bool(number.symbol >= -extent) and bool(number.symbol < extent)
 
 
 def _is_open_integer(value: Any) -> bool:
