@@ -41,7 +41,8 @@ def _spread_out(im: Importer, x: str, indices: Sequence[str]) -> Any:
     for extent, ids in zip(extents, indices, strict=False):
         shape = im.shape(ids)
         at = [rank - len(shape) + axis for axis, own in enumerate(shape) if own != 1]
-        if not _counts_all(im, ids, extent) or len(at) > 1 or (at and at[0] <= before):
+        whole = _counts_all(im, ids, extent) and all(own in (1, extent) for own in shape)
+        if not whole or len(at) > 1 or (at and at[0] <= before):
             return None
         for before in at:
             result[before] = extent

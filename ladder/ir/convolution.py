@@ -170,7 +170,12 @@ def joins_groups(graph: Graph, node: Node) -> bool:
     """Tell whether a reshape makes one axis of the channels that a convolution has by groups."""
     source = graph.producer(node.inputs[0])
     shape = source.tile.shape
-    return source.operator == "contract" and node.tile.shape == (*shape[:-2], product(shape[-2:]))
+    if source.operator != "contract" or node.tile.shape != (*shape[:-2], product(shape[-2:])):
+        return False
+    try:
+        return as_convolution(graph, source).groups > 1
+    except ShapeError:
+        return False
 
 
 def _below_converts(graph: Graph, value: str) -> Node:

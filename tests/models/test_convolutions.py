@@ -164,6 +164,22 @@ def test_grouped_convolutions_are_one_kernel_with_what_follows(case: str) -> Non
     assert (gemm.bias, gemm.epilogue) == (layer.bias is not None, ("silu",))
 
 
+def test_rows_of_channels_that_are_joined_are_no_groups() -> None:
+    """What is added to channels and places together is no bias."""
+    weight, x = torch.randn(64, 64, 3, 3).half(), torch.randn(2, 64, 8, 6).half()
+
+    def joined(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = nn.functional.conv2d(x, weight, padding=1).permute(0, 2, 3, 1)
+        return torch.relu(y.flatten(2) + bias)
+
+    given = [x, nn.Parameter(weight), nn.Parameter(torch.randn(6 * 64).half())]
+    with torch.no_grad():
+        program = import_fx(torch.fx.symbolic_trace(joined), given, join=True, packed_for="cuda/sm_90a")
+        parts = prepare(program, get_device("cuda/sm_90a")).parts
+    assert all(not part.gemm.bias for part in parts if part.gemm)
+    assert {part.kind for part in parts} >= {"chain"}
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 def test_convolutions_of_three_axes_keep_their_weight_in_order(groups: int) -> None:
     """One order serves all sizes; it is made again when the weight changes."""

@@ -134,6 +134,7 @@ PICKED = {
     "turned": ((4, 4), lambda x: x[torch.arange(4), torch.arange(4)[:, None]]),
     "an offset": ((4, 4), lambda x: x[torch.arange(4)[:, None], torch.arange(4) - 1]),
     "fewer": ((4, 4), lambda x: x[torch.arange(4)[:, None], torch.arange(3)]),
+    "one row again": ((1, 4), lambda x: x[torch.arange(1).expand(2)[:, None], torch.arange(4)]),
     "one number again": ((2, 4), lambda x: x[torch.arange(1).expand(2)[:, None], torch.arange(4)]),
 }
 
