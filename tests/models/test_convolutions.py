@@ -16,13 +16,15 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import ladder
 from ladder.frontend.torch_fx import import_fx
-from ladder.ir import Graph, evaluate
+from ladder.ir import Graph, GraphBuilder, evaluate
+from ladder.ir.convolution import as_fused_convolution
 from ladder.lower.chain import emit_chain
 from ladder.partition import partition
 from ladder.rewrite import simplify
 from ladder.runtime.model.prepared import prepare
 from ladder.simulate import simulate_launch
 from targets import get_device
+from tile_types.errors import ShapeError
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
 
@@ -164,20 +166,20 @@ def test_grouped_convolutions_are_one_kernel_with_what_follows(case: str) -> Non
     assert (gemm.bias, gemm.epilogue) == (layer.bias is not None, ("silu",))
 
 
-def test_rows_of_channels_that_are_joined_are_no_groups() -> None:
-    """What is added to channels and places together is no bias."""
-    weight, x = torch.randn(64, 64, 3, 3).half(), torch.randn(2, 64, 8, 6).half()
-
-    def joined(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        y = nn.functional.conv2d(x, weight, padding=1).permute(0, 2, 3, 1)
-        return torch.relu(y.flatten(2) + bias)
-
-    given = [x, nn.Parameter(weight), nn.Parameter(torch.randn(6 * 64).half())]
-    with torch.no_grad():
-        program = import_fx(torch.fx.symbolic_trace(joined), given, join=True, packed_for="cuda/sm_90a")
-        parts = prepare(program, get_device("cuda/sm_90a")).parts
-    assert all(not part.gemm.bias for part in parts if part.gemm)
-    assert {part.kind for part in parts} >= {"chain"}
+def test_places_and_channels_that_are_joined_are_no_groups() -> None:
+    """What is added to both behind a plain convolution is no bias of its channels."""
+    g = GraphBuilder("joined")
+    sizes = (("h0", 8), ("r0", 3), ("h1", 6), ("r1", 3))
+    spec = "n h0+r0-1 h1+r1-1 c, f r0 r1 c -> n h0 h1 f"
+    image, weight = g.input("x", "float16", (2, 8, 6, 64)), g.input("w", "float16", (64, 3, 3, 64))
+    y = g.add("contract", image, weight, spec=spec, sizes=sizes, pad=True, type="float16")
+    y = g.add("add", g.add("reshape", y, shape=(2, 8, 384)), g.input("b", "float16", (384,)))
+    graph = g.finish(g.add("relu", y))
+    with pytest.raises(ShapeError, match="reshape"):
+        as_fused_convolution(graph)
+    parts = partition(graph, device=get_device("cuda/sm_90a"), packable=["w"])
+    assert [part.kind for part in parts if "contract" in part.operators] in (["gemm"], ["product"])
+    assert not any(part.gemm.bias for part in parts if part.gemm)
 
 
 @pytest.mark.parametrize("groups", [1, 4])
