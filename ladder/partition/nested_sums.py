@@ -19,14 +19,20 @@ MUCH_SUMMED = 1 << 20
 """Elements of what such sums read for which another launch costs less."""
 
 
-def sums_across(graph: Graph, node: Node) -> bool:
-    """Tell whether a reduction reads, through views, one along an axis that is not the last in memory."""
+def _summed_below(graph: Graph, node: Node) -> Node | None:
+    """Return the reduction that a reduction reads, through views; None if there is none."""
     if node.operator not in REDUCTIONS:
-        return False
+        return None
     below = graph.producer(node.inputs[0])
     while engine(below) == "view":
         below = graph.producer(below.inputs[0])
-    if below.operator not in REDUCTIONS:
+    return below if below.operator in REDUCTIONS else None
+
+
+def sums_across(graph: Graph, node: Node) -> bool:
+    """Tell whether a reduction reads, through views, one along an axis that is not the last in memory."""
+    below = _summed_below(graph, node)
+    if below is None:
         return False
     read = graph.producer(below.inputs[0])
     axis = node_attributes(below)["axis"] % len(read.tile.shape)
@@ -38,12 +44,8 @@ def sums_between(graph: Graph, node: Node) -> bool:
 
     A block would read a few elements here and there, and other blocks those between them.
     """
-    if node.operator not in REDUCTIONS:
-        return False
-    below = graph.producer(node.inputs[0])
-    while engine(below) == "view":
-        below = graph.producer(below.inputs[0])
-    if below.operator not in REDUCTIONS:
+    below = _summed_below(graph, node)
+    if below is None:
         return False
     read, made = (graph.tile(reducing.inputs[0]).shape for reducing in (below, node))
     inner, outer = (node_attributes(n)["axis"] % len(s) for n, s in ((below, read), (node, made)))
