@@ -8,6 +8,7 @@ from typing import Any
 from ladder.frontend.importer import Importer, Row
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
+from ladder.ir.graph import Node
 
 NUMBERS = ("int64", "int32")
 """Types of numbers; what is of truth values, or of bytes, is a mask."""
@@ -24,7 +25,7 @@ def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
     """Only numbers along one axis, or all in order; else a library call. Negative ones count from the end."""
     places = [axis for axis, numbers in enumerate(indices) if numbers is not None]
     if len(places) != 1:
-        return _spread_out(im, x, indices) if len(places) == len(indices) else None
+        return _spread_out(im, x, indices) if 1 < len(places) == len(indices) else None
     (axis,) = places
     if _gathers(im, x, indices[axis]):
         return im.g.add("gather", x, indices[axis], axis=axis, from_end=True)
@@ -51,16 +52,23 @@ def _spread_out(im: Importer, x: str, indices: Sequence[str]) -> Any:
 
 def _counts_all(im: Importer, ids: str, extent: Any) -> bool:
     """Tell whether numbers are those of an ``arange`` from 0 to an extent, in any shape."""
-    node = im.g.node(ids)
-    while node.operator in ("reshape", "expand", "cast", "convert", "add"):
-        if node.operator == "add":  # of an offset that is none
-            value = im.g.node(node.inputs[1])
-            if value.operator != "constant" or node_attributes(value)["value"] != 0:
-                return False
-        node = im.g.node(node.inputs[0])
+    node = _reshaped(im, ids)
+    if node.operator == "add":  # of an offset that is none
+        value = im.g.node(node.inputs[1])
+        none = value.operator == "constant" and node_attributes(value)["value"] == 0
+        return none and _counts_all(im, node.inputs[0], extent)
+    if node.operator != "iota" or im.ttype(ids) not in NUMBERS:
+        return False
     given = node_attributes(node)
-    whole = node.operator == "iota" and im.ttype(ids) in NUMBERS and given["extent"] == extent
-    return whole and given.get("begin", 0) == 0 and given.get("step", 1) == 1
+    return (given["begin"], given["step"], given["extent"]) == (0, 1, extent)
+
+
+def _reshaped(im: Importer, ids: str) -> Node:
+    """Return what computes numbers, in whatever shape."""
+    node = im.g.node(ids)
+    while node.operator in ("reshape", "expand", "cast"):
+        node = im.g.node(node.inputs[0])
+    return node
 
 
 def _gathers(im: Importer, x: str, ids: str) -> bool:
@@ -70,9 +78,7 @@ def _gathers(im: Importer, x: str, ids: str) -> bool:
 
 def _counts_up(im: Importer, ids: str) -> bool:
     """Tell whether numbers are those of an ``arange``, the first not negative, in any shape."""
-    node = im.g.node(ids)
-    while node.operator in ("reshape", "expand", "cast"):
-        node = im.g.node(node.inputs[0])
+    node = _reshaped(im, ids)
     if node.operator != "iota" or im.ttype(ids) not in NUMBERS:
         return False
     begin, step = (node_attributes(node)[name] for name in ("begin", "step"))

@@ -132,6 +132,10 @@ SPREAD = {
 PICKED = {
     "a diagonal": ((4, 4), lambda x: x[torch.arange(4), torch.arange(4)]),
     "turned": ((4, 4), lambda x: x[torch.arange(4), torch.arange(4)[:, None]]),
+    "narrowed between": (
+        (300, 2),
+        lambda x: x[torch.arange(300).to(torch.int8).long()[:, None], torch.arange(2)],
+    ),
     "an offset": ((4, 4), lambda x: x[torch.arange(4)[:, None], torch.arange(4) - 1]),
     "fewer": ((4, 4), lambda x: x[torch.arange(4)[:, None], torch.arange(3)]),
     "one row again": ((1, 4), lambda x: x[torch.arange(1).expand(2)[:, None], torch.arange(4)]),
