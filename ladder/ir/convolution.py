@@ -163,6 +163,8 @@ def as_fused_convolution(graph: Graph) -> FusedConvolution:
     features, depth = product(shape[:-behind]), product(shape[-behind:])
     if not form.last or not isinstance(features, int) or not isinstance(depth, int):
         raise ShapeError("a convolution needs channels last, and known numbers of them")
+    if "bias" in added and graph.tile(added["bias"]).shape != (features,):
+        raise ShapeError("what is added to each group alike is no bias")
     return FusedConvolution(form, x, weight, features, depth, functions=tuple(functions), **added)
 
 

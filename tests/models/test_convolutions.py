@@ -182,6 +182,16 @@ def test_places_and_channels_that_are_joined_are_no_groups() -> None:
     assert not any(part.gemm.bias for part in parts if part.gemm)
 
 
+def test_what_is_added_to_each_group_is_no_bias() -> None:
+    g = GraphBuilder("groups")
+    image, weight = g.input("x", "float16", (2, 40, 2, 64)), g.input("w", "float16", (2, 64, 1, 64))
+    spec, sizes = "n h0+r0 g c, g f r0 c -> n h0 g f", (("h0", 40), ("r0", 1))
+    y = g.add("contract", image, weight, spec=spec, sizes=sizes, pad=True, type="float16")
+    graph = g.finish(g.add("add", y, g.input("b", "float16", (64,))))
+    with pytest.raises(ShapeError, match="each group"):
+        as_fused_convolution(graph)
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 def test_convolutions_of_three_axes_keep_their_weight_in_order(groups: int) -> None:
     """One order serves all sizes; it is made again when the weight changes."""
