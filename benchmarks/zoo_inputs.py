@@ -6,7 +6,7 @@ import copy
 import inspect
 import itertools
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from benchmarks.zoo import SHAPES, Inputs
 Drawn = Callable[[Any, Any, torch.Generator, int, int], Any]
 
 
-def inputs_of(model: Any, config: Any) -> list[Inputs]:
-    """Return inputs of several batches and lengths with which the model runs eagerly.
+def inputs_of(model: Any, config: Any, shapes: Sequence[tuple[int, int]] = SHAPES) -> list[Inputs]:
+    """Return inputs of several batches and lengths, on the model's device, with which it runs eagerly.
+
+    shapes: (rows, tokens of each) of each of the inputs.
 
     Raises
     ------
@@ -29,9 +31,8 @@ def inputs_of(model: Any, config: Any) -> list[Inputs]:
     for names in argument_sets(model):
         for ways in itertools.islice(itertools.product(*(MADE[name] for name in names)), 12):
             try:
-                made = [
-                    _made(model, config, dict(zip(names, ways, strict=True)), s) for s in range(len(SHAPES))
-                ]
+                drawing = dict(zip(names, ways, strict=True))
+                made = [_made(model, config, drawing, seed, *shape) for seed, shape in enumerate(shapes)]
                 with torch.no_grad():
                     for each in made:
                         model(**copy.deepcopy(each))
@@ -73,15 +74,18 @@ def argument_sets(model: Any) -> Iterator[list[str]]:
         raise LookupError(f"how to make {missing} is not known")
 
 
-def _made(model: Any, config: Any, ways: dict[str, Drawn], seed: int) -> Inputs:
-    batch, length = SHAPES[seed]
+def _made(model: Any, config: Any, ways: dict[str, Drawn], seed: int, batch: int, length: int) -> Inputs:
     drawn = torch.Generator().manual_seed(seed)
-    found = {name: way(model, config, drawn, batch, length) for name, way in ways.items()}
+    found = {name: _fitting(model, way(model, config, drawn, batch, length)) for name, way in ways.items()}
     if "input_ids" in found and "pixel_values" in found:
         found.update(_with_places(model, config, found))
     if "attention_mask" in found and "input_ids" in found:
         found["attention_mask"] = torch.ones_like(found["input_ids"])
     return found
+
+
+def _fitting(model: Any, value: torch.Tensor) -> torch.Tensor:
+    return value.to(model.device, model.dtype if value.is_floating_point() else value.dtype)
 
 
 def _with_places(model: Any, config: Any, inputs: Inputs) -> Inputs:
@@ -96,7 +100,7 @@ def _with_places(model: Any, config: Any, inputs: Inputs) -> Inputs:
     seen = getattr(seen, "pooler_output", seen)
     count = sum(part.numel() // part.shape[-1] for part in seen)
     ids = inputs["input_ids"]
-    places = torch.full((len(ids), count // len(ids)), token)
+    places = ids.new_full((len(ids), count // len(ids)), token)
     return {"input_ids": torch.cat([ids[:, :2], places, ids[:, 2:]], 1)}
 
 
