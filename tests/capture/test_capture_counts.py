@@ -79,6 +79,21 @@ def taken_apart(x, mask):
     return torch.stack([left * 2, top, right, bottom], 1), [part + 1 for part in boxes.chunk(2, dim=1)]
 
 
+def written_to_an_operand(x, mask):
+    y = x[mask]
+    sums = y.new_empty(len(y) + 1, 4)
+    sums[:1].zero_()
+    given = torch.cumsum(y, dim=0, out=sums.narrow(0, 1, len(y)))
+    return sums, given.mul_(2), given is torch.add(y, 1, out=given), torch.mul(y, 3, out=torch.empty(0))
+
+
+def squeezed_at_axes(x, mask):
+    y = x[mask][:, None, :1]
+    one = y.squeeze(-1)
+    other, both = y.squeeze(dim=1), y.squeeze((1, -1))
+    return one, one.dim(), other.ndim, both.dim(), both * 2, x[mask].squeeze(-1).dim()
+
+
 def repeated(x, mask):
     return torch.repeat_interleave(x, mask.long() + 1, dim=0).shape, torch.unique(mask.long()).shape[0]
 
@@ -92,6 +107,8 @@ WHOLE = [
     changed_in_place,
     activated_in_place,
     given_back,
+    written_to_an_operand,
+    squeezed_at_axes,
     by_level,
     repeated,
     taken_apart,
@@ -249,6 +266,11 @@ def squeezed(x, mask):
     return y.dim(), y.shape
 
 
+def squeezed_at_rows(x, mask):
+    y = x[mask].squeeze(0)
+    return y.dim(), y.sum(-1), x[mask].squeeze((0, 1)).ndim
+
+
 def flattened(x, mask):
     y = x[mask].squeeze()
     return y.flatten() is y, y.flatten(), torch.flatten(input=y) is y
@@ -270,7 +292,9 @@ def summed_to(x, mask):
     return y.sum_to_size(1, 5) is y if len(y) else None
 
 
-@pytest.mark.parametrize("program", [squeezed, flattened, laid_out, laid_out_as_asked, summed_to])
+@pytest.mark.parametrize(
+    "program", [squeezed, squeezed_at_rows, flattened, laid_out, laid_out_as_asked, summed_to]
+)
 def test_axes_that_values_decide(program):
     captured = capture(program)
     for count in (3, 1, 2, 1, 0, 3):

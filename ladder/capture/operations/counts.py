@@ -170,7 +170,7 @@ def alias_is_known(
     if name in _SAME_BY_EXTENTS or (name in _SAME and "memory_format" in kwargs):
         return False
     in_place = (name.endswith("_") and not name.endswith("__")) or _is_asked_in_place(function, args, kwargs)
-    return not given or name in _SAME or in_place
+    return not given or name in _SAME or in_place or kwargs.get("out") is not None
 
 
 def _is_asked_in_place(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -199,3 +199,19 @@ def gives_as_many(
             vm.plain(counted_metadata(vm, args[0], "size", (kwargs.get("dim", given),), {}))
         return True
     return name in _FIXED_LISTS or type(result).__module__.startswith("torch.return_types")
+
+
+def ranks_are_known(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether elements decide nothing of how many axes are left; for axes of ``squeeze``, assume it."""
+    axes = args[1] if len(args) > 1 else kwargs.get("dim")
+    axes = axes if is_a(axes, tuple) else (axes,)
+    value: Any = args[0] if args else None
+    named = getattr(function, "__name__", "") == "squeeze" and all(type(axis) is int for axis in axes)
+    if not named or not is_a(value, torch.Tensor) or vm.aside or vm.point is None:
+        return False
+    if vm.here() in vm.point.surprising or not value_of(vm, value).ranked:
+        return False
+    for axis in axes:
+        extent = counted_metadata(vm, value, "size", (axis,), {})
+        vm.plain(computed_count(vm, operator.eq, (extent, 1), value.shape[axis] == 1))
+    return True

@@ -16,7 +16,13 @@ from ladder.capture.interpreter.graph_arguments import argument, operator_node, 
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import try_break
 from ladder.capture.interpreter.segments import finish
-from ladder.capture.operations.counts import alias_is_known, gives_as_many, may_compute, number_of
+from ladder.capture.operations.counts import (
+    alias_is_known,
+    gives_as_many,
+    may_compute,
+    number_of,
+    ranks_are_known,
+)
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.number_tensors import number_tensor
 from ladder.capture.operations.objects import new_container
@@ -86,7 +92,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
         vm.heap.copies.follow(function, values, named, result, monitor)
     node = operator_node(vm, function, *_in_order(vm, nodes, inputs, monitor))
     vm.trace.effects[node] = effect_of(node, (values, named), result, monitor)
-    _note_result(vm, result, node, inputs, monitor)
+    _note_result(vm, (function, args, kwargs), result, node, inputs, monitor)
     if not (_depends(monitor, inputs) or tensors.maps_rows()):
         _note_fakes(vm, function, args, kwargs, inputs, result)
     _give_back(vm, function, inputs)
@@ -224,11 +230,13 @@ def _written(vm: Interpreter, monitor: Monitor) -> list[Node]:
 
 
 def _note_result(
-    vm: Interpreter, result: Any, node: torch.fx.Node, inputs: list[Value], monitor: Monitor
+    vm: Interpreter, call: Any, result: Any, node: torch.fx.Node, inputs: list[Value], monitor: Monitor
 ) -> None:
     vm.trace.operators += 1
     depends = _depends(monitor, inputs)
-    ranked = not depends or not (monitor.ranks or any(not item.ranked for item in inputs))
+    ranked = not depends or (
+        all(item.ranked for item in inputs) and (not monitor.ranks or ranks_are_known(vm, *call))
+    )
     mode = torch.is_inference_mode_enabled()
     _fx_result(vm, result, Value("", None, node, depends, ranked=ranked, inference=mode))
     open_numbers = set(node.all_input_nodes) - {item.fx for item in inputs}
