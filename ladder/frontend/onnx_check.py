@@ -6,7 +6,7 @@ it checks structure (names, operand counts, attributes of the stated version) an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path, PurePath
 from typing import Any
@@ -55,8 +55,15 @@ def check_size(path: Path) -> None:
         raise ArtifactError(f"{path} is larger than 2 GB; store its tensors as external data")
 
 
-FLOAT_BODIES = ("MeanVarianceNormalization",)
-"""Operators whose rule for types is the body of their function, which adds a float32 number to any input."""
+REFUSED_BY_RULES: Mapping[str, Sequence[int]] = {
+    "MeanVarianceNormalization": range(1, 1 << 31),
+    "GroupNormalization": range(18, 21),
+}
+"""Operators whose results are like their input -> versions that the standard's rules refuse.
+
+The first one's rule is the body of a function, which adds a float32 number to any input; the second one is
+deprecated in these versions, since its scales were of groups.
+"""
 
 
 def check_model(model: Any, title: str) -> None:
@@ -79,7 +86,7 @@ def check_model(model: Any, title: str) -> None:
         check_extents(sparse.dims, f"{title}: tensor {sparse.values.name!r}", MOST_COMPUTED)
     if any(tensor.external_data for tensor in _tensors_of(nodes)):
         raise ImportRefused(f"{title} has external data in an attribute; export it with initializers")
-    skeleton = _skeleton(model)
+    skeleton = _with_copies(_skeleton(model))
     try:
         onnx.checker.check_model(_with_ranks(skeleton))
         inferred = _inferred(_densified(skeleton))
@@ -123,7 +130,7 @@ def _inferred(model: Any) -> Any:
     Rules that follow values of shapes through a model take some for others: without them, it may be valid.
     They take memory for each element of a sum of vectors, so they are not asked about long ones.
     """
-    model = _with_bodies_of_one_type(model)
+    model = _with_copies(model)
     plain = _inferred_plainly(model)
     graph = plain.graph
     for info in (*graph.input, *graph.value_info, *graph.output):
@@ -136,19 +143,22 @@ def _inferred(model: Any) -> Any:
         return plain
 
 
-def _with_bodies_of_one_type(model: Any) -> Any:
-    """Return the model, operators whose rule is a body with a float32 constant made copies of their input.
-
-    Results have its shape and type; the rule refuses inputs of other types than float32.
-    """
-    if not any(node.op_type in FLOAT_BODIES for node in nodes_of(model.graph)):
+def _with_copies(model: Any) -> Any:
+    """Return the model, operators that `REFUSED_BY_RULES` names made copies of their input."""
+    versions = versions_of(model)
+    if not any(_is_refused(node, versions) for node in nodes_of(model.graph)):
         return model
     found = onnx.ModelProto()
     found.CopyFrom(model)
-    for node in (node for node in nodes_of(found.graph) if node.op_type in FLOAT_BODIES):
+    for node in (node for node in nodes_of(found.graph) if _is_refused(node, versions)):
         node.op_type = "Identity"
-        del node.attribute[:]
+        del node.attribute[:], node.input[1:]
     return found
+
+
+def _is_refused(node: Any, versions: Mapping[str, int]) -> bool:
+    refused = REFUSED_BY_RULES.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else ()
+    return bool(refused) and version_of("", versions) in refused
 
 
 def _inferred_plainly(model: Any) -> Any:

@@ -15,7 +15,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ladder.frontend.onnx_branches import outside, unchanged
-from ladder.frontend.onnx_check import nodes_of
+from ladder.frontend.onnx_check import graphs_of, nodes_of
 from ladder.frontend.onnx_inline import read_within
 from ladder.runtime.onnx_ops.evaluate import version_of, versions_of
 
@@ -175,15 +175,15 @@ def _rewrite(graph: Any, around: Mapping[str, int]) -> None:
     stored = {**around, **{tensor.name: len(tensor.dims) for tensor in graph.initializer}}
     nodes: list[Any] = []
     for node in graph.node:
-        if _is_loop(node):
-            after = _states_around(node)
-            before = [_before(*found, "/".join(node.output)) for found in [*_products(node, stored)]]
-            nodes += [*before, node, *after]
-        else:
-            nodes.append(node)
         for attribute in node.attribute:
             for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
                 _rewrite(inner, stored)
+        if _is_loop(node):
+            after = _states_around(node)
+            before = [_before(*found, "/".join(node.output)) for found in [*_products(node, stored)]]
+            nodes += [*before, *([node] if any(node.output) else []), *after]
+        else:
+            nodes.append(node)
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
@@ -196,8 +196,12 @@ def _body(loop: Any) -> Any:
 def _states_around(loop: Any) -> list[Any]:
     """Let a loop read states that never change from around it; returns what its results of them become."""
     body, after = _body(loop), []
-    made = {name for node in body.node for name in node.output}
-    staying = {name: first for name, first in unchanged(loop, body).items() if first and first not in made}
+    own = _own_names(body)
+    staying = {
+        name: first
+        for name, first in unchanged(loop, body).items()
+        if first and (first == name or first not in own)
+    }
     for at in reversed(range(2, len(body.input))):
         name = body.input[at].name
         if name not in staying:
@@ -207,6 +211,14 @@ def _states_around(loop: Any) -> list[Any]:
         del body.input[at], body.output[at - 1], loop.input[at], loop.output[at - 2]
     read_within(body, staying)
     return after
+
+
+def _own_names(body: Any) -> set[str]:
+    """Return the names of what a body, and the graphs in it, take, store and make."""
+    found = {name for node in nodes_of(body) for name in node.output}
+    for graph in graphs_of(body):
+        found |= {each.name for each in (*graph.input, *graph.initializer)}
+    return found
 
 
 def _before(product: Any, sequence: str, matrix: str, number: str, prefix: str) -> Any:

@@ -197,3 +197,19 @@ def test_convolutions_of_codes_whose_channels_come_last() -> None:
     for rows in (2, 1):
         x = torch.randint(0, 256, (rows, 7, 6, 3), dtype=torch.uint8)
         assert torch.equal(fast(x).movedim(-1, 1), usual(x.movedim(-1, 1)))
+
+
+def test_scales_of_groups() -> None:
+    """GroupNormalization of opset 18, which the standard's checker refuses as deprecated."""
+    model = model_of(
+        """g (float[n, 6, 5] x, float[3] scale, float[3] bias) => (float[n, 6, 5] y) {
+            z = GroupNormalization <num_groups: int = 3> (x, scale, bias)
+            y = Relu(z)
+        }""",
+        '"" : 18',
+    )
+    x, scale, bias = torch.randn(2, 6, 5), torch.randn(3), torch.randn(3)
+    plain = torch.nn.functional.group_norm(x, 3).unflatten(1, (3, 2))
+    wanted = (plain * scale[:, None, None] + bias[:, None, None]).flatten(1, 2).relu()
+    torch.testing.assert_close(run(model, x, scale, bias), wanted)
+    assert run(model, x[:0], scale, bias).shape == (0, 6, 5)

@@ -231,3 +231,48 @@ def test_no_image_is_convolved() -> None:
     empty, weight = np.zeros((0, 2, 3, 3), np.float32), np.ones((4, 2, 2, 2), np.float32)
     (found,) = ran("DeformConv", [empty, weight, np.zeros((0, 8, 2, 2), np.float32)], kernel_shape=[2, 2])
     assert found.shape == (0, 4, 2, 2)
+
+
+def test_images_are_convolved_at_no_place() -> None:
+    """Offsets that are no numbers or infinite lie outside of the image, where there are zeros."""
+    offsets = np.zeros((1, 2, 1, 3), np.float32)
+    offsets[0, 0, 0] = np.nan, np.inf, -np.inf
+    (found,) = ran(
+        "DeformConv", [np.ones((1, 1, 1, 3), np.float32), np.ones((1, 1, 1, 1), np.float32), offsets]
+    )
+    assert found.tolist() == [[[[0, 0, 0]]]]
+
+
+def test_chances_of_bernoulli_are_bounded() -> None:
+    given = np.array([np.nan, -2, 0, 1, 7, np.inf, -np.inf], np.float32)
+    assert ran("Bernoulli", [given])[0].tolist() == [0, 0, 0, 1, 1, 1, 0]
+
+
+def test_numbers_are_written_as_onnxruntime_does() -> None:
+    """Conditions as numbers, which are read again; eight digits; the standard's names of infinities."""
+    text = onnx.TensorProto.STRING
+    given = np.array([0.1, 1e10, 123456789, 1.23456789, -0.0, np.nan, np.inf, -np.inf])
+    wanted = ["0.1", "1e+10", "1.2345679e+08", "1.2345679", "-0", "NaN", "INF", "-INF"]
+    for dtype in (np.float32, np.float64):
+        assert ran("Cast", [given.astype(dtype)], to=text)[0].tolist() == wanted
+    assert ran("Cast", [np.array([0.1], np.float16)], to=text)[0].tolist() == ["0.099975586"]
+    assert ran("Cast", [np.array([True, False])], to=text)[0].tolist() == ["1", "0"]
+    assert ran("Cast", [np.zeros((0, 2), np.float32)], to=text)[0].shape == (0, 2)
+    assert ran("Cast", [np.array(["1", "0"], object)], to=onnx.TensorProto.BOOL)[0].tolist() == [True, False]
+
+
+def test_whole_numbers_are_read_to_the_last_digit() -> None:
+    large = [2**53 + 1, -(2**63), 2**63 - 1, 7]
+    texts = np.array(list(map(str, large)), object)
+    assert ran("Cast", [texts], to=onnx.TensorProto.INT64)[0].tolist() == large
+    (found,) = ran("Cast", [np.array([str(2**64 - 1), "1e3"], object)], to=onnx.TensorProto.UINT64)
+    assert found.tolist() == [2**64 - 1, 1000]
+
+
+@pytest.mark.parametrize("factor", [np.inf, np.nan])
+def test_scales_that_are_no_extents_are_one_error(factor: float) -> None:
+    with pytest.raises(ladder.LadderError, match="Resize"):
+        ran(
+            "Resize",
+            [np.ones((1, 2), np.float32), np.zeros(0, np.float32), np.array([1, factor], np.float32)],
+        )

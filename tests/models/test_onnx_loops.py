@@ -143,3 +143,49 @@ def test_one_row_of_a_table_is_no_view_of_an_argument() -> None:
             x[at] = before
         with pytest.raises((ladder.LadderError, IndexError)):
             compiled(x, torch.tensor(LENGTH))
+
+
+def swapped(adds: bool) -> onnx.ModelProto:
+    """Return a loop whose states take each other's names, where ``b`` stays, or one that changes nothing."""
+    states = [("a", "b"), ("b", "a")] if adds else [("a", "a"), ("b", "b")]
+    infos = [stated("i", [], TensorProto.INT64), stated("c", [], TensorProto.BOOL)]
+    nodes = [helper.make_node("Add", ["a", "b"], ["sum"])] if adds else []
+    ends = ["b", "sum"] if adds else ["a", "b"]
+    results = [stated("c", [], TensorProto.BOOL), *(stated(name, [2]) for name in ends)]
+    body = helper.make_graph(nodes, "body", [*infos, *(stated(own, [2]) for _, own in states)], results)
+    loop = helper.make_node("Loop", ["i", "c", *(first for first, _ in states)], ["p", "q"], body=body)
+    given = [*infos, stated("a", [2]), stated("b", [2])]
+    outer = helper.make_graph([loop], "g", given, [stated("p", [2]), stated("q", [2])])
+    return helper.make_model(outer, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_states_may_have_the_names_of_values_around_their_loop() -> None:
+    """The body's ``b`` is the outer ``a`` and never changes; by that name, the body reads its own ``a``."""
+    a, b = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
+    p, q = ladder.compile(swapped(adds=True))(torch.tensor(2), torch.tensor(True), a, b)
+    assert torch.equal(p, a)
+    assert torch.equal(q, b + 2 * a)
+
+
+def test_loops_that_change_nothing_are_what_they_begin_with() -> None:
+    model = swapped(adds=False)
+    assert [node.op_type for node in with_lean_loops(model).graph.node] == ["Identity", "Identity"]
+    a, b = torch.randn(2), torch.randn(2)
+    p, q = ladder.compile(model)(torch.tensor(2), torch.tensor(True), a, b)
+    assert torch.equal(p, a)
+    assert torch.equal(q, b)
+
+
+def test_loops_in_loops_that_change_nothing_are_none() -> None:
+    graph = swapped(adds=False).graph
+    for _ in range(3):
+        loop = graph.node[0]
+        inside = helper.make_node("Loop", ["i", "c", "a", "b"], ["x", "y"], body=loop.attribute[0].g)
+        infos = [stated("c", [], TensorProto.BOOL), stated("x", [2]), stated("y", [2])]
+        body = helper.make_graph([inside], "outer", loop.attribute[0].g.input, infos)
+        del graph.node[:]
+        graph.node.append(helper.make_node("Loop", ["i", "c", "a", "b"], ["p", "q"], body=body))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert not any(node.op_type == "Loop" for node in with_lean_loops(model).graph.node)
+    a, b = torch.randn(2), torch.randn(2)
+    assert torch.equal(ladder.compile(model)(torch.tensor(1), torch.tensor(True), a, b)[1], b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -161,13 +162,13 @@ def test_gather_out_of_range_is_one_error(tmp_path: Any, index: int) -> None:
     graph = helper.make_graph(
         [helper.make_node("Gather", ["x", "i"], ["g"]), helper.make_node("Relu", ["g"], ["y"])],
         "gather",
-        [info("x", TensorProto.FLOAT, [4, 3]), info("i", TensorProto.INT64, ["n"])],
+        [info("x", TensorProto.FLOAT, [4, "m"]), info("i", TensorProto.INT64, ["n"])],
         [info("y", TensorProto.FLOAT, None)],
     )
     fast = ladder.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9))
     loaded = ladder.load(fast.export(tmp_path / "model.ladder"))
-    x, inside = torch.randn(4, 3), torch.tensor([-4, 3])
-    for model in (fast, loaded):
+    inside = torch.tensor([-4, 3])
+    for model, x in product((fast, loaded), (torch.randn(4, 3), torch.randn(4, 0))):
         assert torch.equal(model(x, inside), x[inside].relu())
         with pytest.raises(ladder.OutOfRangeError, match="an index lies outside of the axis"):
             model(x, torch.tensor([0, index]))

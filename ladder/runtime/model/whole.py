@@ -22,6 +22,9 @@ from tile_types.tile import Extent
 
 Limits = tuple[tuple[Extent, Extent], ...]
 
+OUTSIDE = "out of DATA bounds"
+"""What torch says, in a plain RuntimeError, of an index into rows without elements."""
+
 
 @dataclass(frozen=True)
 class WholeModel:
@@ -64,11 +67,11 @@ class WholeModel:
         sizes = self.executable.check(values, len(given), self._check_limits if self.limits else None)
         try:
             computed = self.executable.call(values, sizes)
-        except IndexError as error:
-            raise OutOfRangeError(
-                f"an index lies outside of the axis that it picks from ({error})"
-            ) from error
         except Exception as error:
+            if isinstance(error, IndexError) or OUTSIDE in str(error):
+                raise OutOfRangeError(
+                    f"an index lies outside of the axis that it picks from ({error})"
+                ) from error
             if self.libraries is None:
                 refuse_contradiction(error)
             raise

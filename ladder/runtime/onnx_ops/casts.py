@@ -63,8 +63,17 @@ def _readable(x: np.ndarray, code: int) -> Any:
     texts = [item.decode() if isinstance(item, bytes) else str(item) for item in x.reshape(-1)]
     dtype = DTYPES.get(code, torch.float32)
     real = dtype.is_floating_point or code in SUB_BYTE
-    found = np.array([float(text) if real else int(float(text)) for text in texts])
-    return value_of(found.reshape(x.shape).astype(np.float64 if real else np.int64))
+    if real:
+        return value_of(np.array([float(text) for text in texts], np.float64).reshape(x.shape))
+    found = np.array([_whole(text) % (1 << 64) for text in texts], np.uint64)
+    return value_of(found.reshape(x.shape).view(np.int64))
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return int(float(text))
 
 
 def _as_text(x: np.ndarray) -> np.ndarray:
@@ -74,9 +83,12 @@ def _as_text(x: np.ndarray) -> np.ndarray:
 
 
 def _text(value: Any) -> str:
+    """Write a number as onnxruntime does: conditions as 0 and 1, eight digits, the standard's infinities."""
     if isinstance(value, np.bool_):
-        return str(bool(value))
-    return f"{value:.9g}" if isinstance(value, np.float32) else str(value)
+        return str(int(value))
+    if isinstance(value, np.integer):
+        return str(value)
+    return "NaN" if value != value else f"{float(value):.8g}".replace("inf", "INF")
 
 
 def _small_float(x: Any, dtype: torch.dtype, saturate: bool) -> Any:

@@ -383,7 +383,7 @@ class NodeFailed(LadderError):
     """A node that cannot be computed of the values of a call; the message names it."""
 
 
-FAILURES = (LadderError, RuntimeError, ValueError, TypeError, LookupError, ZeroDivisionError, AttributeError)
+FAILURES = (LadderError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 """Exceptions of torch, numpy and rows for operands that do not fit, and modes that there are not."""
 
 

@@ -152,8 +152,10 @@ def _normal(op: Operation, draw: np.random.RandomState, shape: list[int]) -> Any
 
 
 def _bernoulli(op: Operation, x: Any) -> Any:
+    """Draw ones with given chances; those above 1 are 1, and those below 0 or no numbers 0."""
     code = op.get("dtype")
-    found = torch.from_numpy(np.asarray(generator(op).binomial(1, p=x.double().cpu().numpy())))
+    chances = torch.nan_to_num(x.double()).clamp(0, 1).cpu().numpy()
+    found = torch.from_numpy(np.asarray(generator(op).binomial(1, p=chances)))
     return found.to(x.device, DTYPES[code] if code else x.dtype)
 
 

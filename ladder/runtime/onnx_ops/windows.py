@@ -306,7 +306,7 @@ def _deform_conv(op: Operation, x: Any, w: Any, offset: Any, bias: Any = None, m
 
 
 def _between(x: Any, y: Any, z: Any) -> Any:
-    """Return ``x[n, g, c, y, z]`` at fractional places ``[n, g, ...]``; 0 outside."""
+    """Return ``x[n, g, c, y, z]`` at fractional places ``[n, g, ...]``; 0 outside and at no number."""
     n, g, c, height, width = x.shape
     flat = x.reshape(n, g, c, height * width)
     total: Any = 0
@@ -314,9 +314,9 @@ def _between(x: Any, y: Any, z: Any) -> Any:
         row, column = y.floor() + dy, z.floor() + dz
         share = (1 - (y - row).abs()) * (1 - (z - column).abs())
         inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        at = (row.clamp(0, height - 1) * width + column.clamp(0, width - 1)).to(torch.int64)
+        at = torch.where(inside, row * width + column, 0).to(torch.int64)
         found = flat.gather(3, at.reshape(n, g, 1, -1).expand(n, g, c, -1)).reshape(n, g, c, *y.shape[2:])
-        total = total + found * (share * inside).unsqueeze(2)
+        total = total + found * torch.where(inside, share, 0).unsqueeze(2)
     return total
 
 
