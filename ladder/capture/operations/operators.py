@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import types
+import typing
 from collections import OrderedDict, deque
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.heap.single import contents
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
+from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.containers import (
     container_method,
     dict_read,
@@ -384,7 +386,10 @@ def _generic_alias(vm: Interpreter, kind: type, key: Any) -> Any:
     method = vm.heap.class_attribute(kind, "__class_getitem__")
     native = is_a(method, types.ClassMethodDescriptorType)
     if is_a(method, classmethod) and not is_a(method.__func__, type):
-        return vm.call(method.__func__, (kind, key), {})
+        if method is vars(typing.Generic).get("__class_getitem__") and is_constant(key):
+            _touch_constants(vm, key)
+            return kind[key]  # type: ignore[index]
+        return vm.call(load_attr(vm, kind, "__class_getitem__"), (key,), {})
     if not native and not is_a(method, classmethod):
         raise CaptureError(f"the class {kind.__qualname__} is subscripted")
     uses: set[str] = set()

@@ -35,13 +35,13 @@ class Answer:
         return self.answer if self.name == "__bool__" else len(self) > 0
 
 
-_OF_TORCH = ("torch", type(torch.__version__).__module__)
+_AS_NATIVES = ("torch", type(torch.__version__).__module__, "typing")
 """Modules of classes in Python whose constants compare as natives do."""
 
 
 def user_constant(*values: Any) -> bool:
     """Say whether a constant is an instance of a class of the user's (an enum member)."""
-    return any(type(v).__flags__ & 1 << 9 and type(v).__module__ not in _OF_TORCH for v in values)
+    return any(type(v).__flags__ & 1 << 9 and type(v).__module__ not in _AS_NATIVES for v in values)
 
 
 def truth(vm: Interpreter, value: Any) -> Any:

@@ -6,6 +6,7 @@ import enum
 import operator
 import re
 import types
+import typing
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard, TypeVar, overload
@@ -30,7 +31,18 @@ def is_a(value: object, kinds: Any) -> bool:
     return issubclass(type(value), kinds)
 
 
-IDENTITY_TYPES: frozenset[type] = frozenset(
+TYPING: frozenset[type] = frozenset(
+    type(form)
+    for form in (
+        *vars(typing).values(),
+        *(typing.Sequence[int], typing.Callable[[int], int], typing.Literal[0], typing.Annotated[int, 0]),
+        typing.Optional[int],  # noqa: UP045 (the type of this spelling)
+    )
+    if type(form).__module__ == "typing" and not isinstance(form, type)
+)
+"""Types of what `typing` has and makes by subscripts, such as ``Optional[int]``, which nothing changes."""
+
+IDENTITY_TYPES: frozenset[type] = TYPING | frozenset(
     {
         *(type, types.ModuleType, types.MethodDescriptorType, types.WrapperDescriptorType),
         *(types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType),
