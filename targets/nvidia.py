@@ -126,7 +126,7 @@ VOLTA = frozenset({"mma", "fp16"})
 TURING = VOLTA | {"ldmatrix", "int8"}
 AMPERE = TURING | {"cp.async", "bf16", "tf32", "l2.prefetch", "redux"}
 ADA = AMPERE | {"fp8"}
-HOPPER = ADA | {"wgmma", "tma", "mbarrier", "cluster", "setmaxnreg", "stmatrix", "pdl"}
+HOPPER = ADA | {"wgmma", "tma", "mbarrier", "cluster", "setmaxnreg", "stmatrix", "pdl", "vector.red"}
 BLACKWELL = (HOPPER - {"wgmma"}) | {"tcgen05", "block.scale", "fp4", "fp6"}
 
 

@@ -37,28 +37,6 @@ def _product_and_bias(
     return found
 
 
-def _rows_put(
-    im: Importer, out: str, x: str, indices: Sequence[Any], rows: str, accumulate: bool = False
-) -> Any:
-    """One vector of numbers along one axis; what else there is of it stays a library call."""
-    places = [axis for axis, numbers in enumerate(indices) if numbers is not None]
-    if accumulate or len(places) != 1 or im.ttype(indices[places[0]]) not in ("int64", "int32"):
-        return None
-    (axis,), shape = places, im.shape(x)
-    ids = indices[axis]
-    if len(im.shape(ids)) != 1:
-        return None
-    there = im.expand(rows, (*shape[:axis], *im.shape(ids), *shape[axis + 1 :]))
-    return im.g.add("put", x, ids, there, axis=axis, from_end=True)
-
-
-def _rows_copied(im: Importer, out: str, x: str, axis: int, ids: str, rows: str) -> Any:
-    """As `_rows_put`, of numbers that are not negative."""
-    if len(im.shape(ids)) != 1 or not im.shape(x):
-        return None
-    return im.g.add("put", x, ids, rows, axis=axis % len(im.shape(x)))
-
-
 SMALLEST_SCALE = 2.0**-126
 """Of a token: rows of zeros have it."""
 
@@ -307,8 +285,6 @@ MODEL_ROWS: dict[str, Row] = {
     "bmm.default": _product,
     "addmm.default": _product_and_bias,
     "baddbmm.default": _product_and_bias,
-    "index_put.default": _rows_put,
-    "index_copy.default": _rows_copied,
     "quantize_tokens.default": _token_codes,
     "_softmax.default": _softmax,
     "_log_softmax.default": _log_softmax,

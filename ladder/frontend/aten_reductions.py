@@ -156,6 +156,9 @@ def _mean_and_variance(
 PART = 1 << 12
 """Elements of a part of a row that is longer than what a block scans."""
 
+LEAST_COLUMNS = 8
+"""Elements behind an axis from which on it is scanned where it is: a block reads so many side by side."""
+
 BEFORE_ALL: dict[str, Any] = {"scan_sum": 0.0, "scan_product": 1.0, "scan_max": None, "scan_logsumexp": None}
 """Scan -> what nothing gives; None: the least number there is."""
 
@@ -176,12 +179,15 @@ def _scan(operator: str, *, both: bool = False) -> Row:
             return None
         if operator == "scan_logsumexp" and wide != "float32":
             return None
-        order = [at for at in range(len(shape)) if at != axis % len(shape)]
-        turned = im.permute(im.cast(x, wide), [*order, axis % len(shape)])
+        axis %= len(shape)
+        columns = product(shape[axis + 1 :])
+        if isinstance(columns, int) and columns >= LEAST_COLUMNS:
+            found = im.cast(im.g.add(operator, im.cast(x, wide), axis=axis), out)
+            return (found, None) if both else found
+        order = [at for at in range(len(shape)) if at != axis]
+        turned = im.permute(im.cast(x, wide), [*order, axis])
         found = im.cast(_scanned(im, operator, turned), out)
-        back = im.permute(
-            found, [*range(axis % len(shape)), len(shape) - 1, *range(axis % len(shape), len(shape) - 1)]
-        )
+        back = im.permute(found, [*range(axis), len(shape) - 1, *range(axis, len(shape) - 1)])
         return (back, None) if both else back
 
     return row

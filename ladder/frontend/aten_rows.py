@@ -21,6 +21,7 @@ from ladder.frontend.aten_moves import MOVES
 from ladder.frontend.aten_ranges import counted, identity, spaced
 from ladder.frontend.aten_reductions import REDUCTIONS
 from ladder.frontend.aten_remainders import floored, left_over, remainder, truncated
+from ladder.frontend.aten_scatters import SCATTERS
 from ladder.frontend.aten_signs import SIGNS
 from ladder.frontend.importer import HALVES, Importer, Row, attribute, held, wide_of
 from ladder.ir.extents import larger, only_adds, product, total
@@ -472,5 +473,6 @@ ROWS: dict[str, Row] = {
     **MOVES,
     **GATHERS,
     **REDUCTIONS,
+    **SCATTERS,
 }  # fmt: skip
 """Name and overload -> row."""

@@ -139,17 +139,33 @@ def _put_shape(tiles: Tiles, attributes: Attributes) -> Shape:
     """Numbers ``ids[n]`` say where the ``n`` rows along ``axis`` go in what is otherwise of their shape."""
     base, ids, rows = (tile.shape for tile in tiles)
     axis = attributes["axis"]
-    if not 0 <= axis < len(base) or rows != (*base[:axis], *ids, *base[axis + 1 :]) or len(ids) != 1:
+    fits = 0 <= axis < len(base)
+    if attributes["along"]:
+        fits = fits and ids == rows and (*rows[:axis], *rows[axis + 1 :]) == (*base[:axis], *base[axis + 1 :])
+    else:
+        fits = fits and len(ids) == 1 and rows == (*base[:axis], *ids, *base[axis + 1 :])
+    if not fits:
         raise ShapeError(f"put along axis {axis} cannot take {', '.join(map(show_shape, (base, ids, rows)))}")
     return base
 
 
+_COMBINED: dict[str, Any] = {"add": np.add.at, "max": np.maximum.at, "min": np.minimum.at}
+
+
 def _put(values: Values, attributes: Attributes) -> Any:
     base, ids, rows = (np.asarray(value) for value in values)
-    result = np.array(base, np.float64)
-    np.moveaxis(result, attributes["axis"], 0)[ids.astype(np.int64)] = np.moveaxis(
-        rows, attributes["axis"], 0
-    )
+    axis, combine = attributes["axis"], attributes["combine"]
+    result, ids = np.array(base, np.float64), ids.astype(np.int64)
+    if attributes["along"]:
+        at = list(np.indices(rows.shape))
+        at[axis] = ids
+        place: Any = tuple(at)
+    else:
+        place = (*(slice(None),) * axis, ids)
+    if combine:
+        _COMBINED[combine](result, place, rows)
+    else:
+        result[place] = rows
     return result
 
 
@@ -250,8 +266,13 @@ LIBRARY = (
     ),
     Operator(
         "put", (3, 3), _put_shape, _put, None, _named("put"), "other",
-        attributes={"axis": Attribute("int"), "from_end": Attribute("flag", False)},
-        result_type=_table_type, engine="library", doc="rows replaced by number (a cache of keys or values)",
+        attributes={
+            "axis": Attribute("int"), "from_end": Attribute("flag", False), "along": Attribute("flag", False),
+            "combine": Attribute("name", "", ("", "add", "max", "min")),
+        },
+        result_type=_table_type, engine="library",
+        doc="rows replaced by number (a cache of keys or values), or combined with those that are there;"
+        " ``along``: an element of each row",
     ),
     ATTENTION,
     Operator(

@@ -265,7 +265,7 @@ _SCANS = tuple(
     Operator(
         name, (1, 1), shapes.same, numeric.accumulation(accumulate), None, _named(name), "other",
         _reduction_flops, attributes={"axis": Attribute("int")},
-        doc="all elements up to each along axis, taken together; of the last axis on GPUs only",
+        doc="all elements up to each along axis, taken together; on GPUs only",
     )
     for name, accumulate in (
         ("scan_sum", np.cumsum), ("scan_max", np.maximum.accumulate), ("scan_product", np.cumprod),

@@ -15,6 +15,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import larger, product, total
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.movement.column_scans import scanned_columns
 from ladder.movement.row_joins import between_rows, is_of_frames, reduced_place
 from ladder.movement.whole_rows import whole_axes
 from ladder.partition.rows import REDUCTIONS, SCANS, Index, column_axes, loop_axes, operand_index
@@ -205,7 +206,10 @@ def mappings(
 def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
     rows = loop_axes(graph, graph.outputs)
     if rows is None and (axes := column_axes(graph, graph.outputs)) is not None:
-        return [] if tiles else _across(graph, axes[1])
+        if tiles or not any(node.operator in SCANS for node in graph.nodes):
+            return [] if tiles else _across(graph, axes[1])
+        threads, several, beside = scanned_columns(graph, *axes)
+        return [Mapping(threads, several, across=beside, axes=axes[1])]
     if rows is None:
         raise ScheduleError(f"chain {graph.name!r} is no loop over rows")
     if scans := [node.tile.shape[-1] for node in graph.nodes if node.operator in SCANS]:

@@ -19,7 +19,7 @@ from ladder.partition.native_parts import elements_part, fourier_part, recurrent
 from ladder.partition.products import Products
 from ladder.partition.recomputed import with_recomputed, without_stored
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes, separate_loops
-from ladder.partition.scatter import in_place, with_scatters, without_puts
+from ladder.partition.scatter import in_place, with_scatters, without_puts, written
 from ladder.partition.subgraphs import OURS, Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 from targets import TileDevice
@@ -90,6 +90,8 @@ def with_readers(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
         (reader,) = users.values() if len(users) == 1 else (None,)
         if reader is None or not (_is_plain(now) and _is_plain(reader)):
             continue
+        if "put" in now.operators or set(now.outputs) & set(written(reader).values()):
+            continue  # rows are put into what is complete, and read once all are there
         target = merged.get(id(reader), reader)
         if (
             _elements(graph, target) > _elements(graph, now)
@@ -122,6 +124,7 @@ def _mate(graph: Graph, parts: Sequence[Subgraph], at: int) -> tuple[int, list[S
     if not (plain or small):
         return None
     changing = _changing(parts) | _large(graph, first)
+    bases = {value for part in parts for value in written(part).values()}
     made, behind = set(first.outputs), list[Subgraph]()
     for later in range(at + 1, len(parts)):
         part = parts[later]
@@ -131,7 +134,9 @@ def _mate(graph: Graph, parts: Sequence[Subgraph], at: int) -> tuple[int, list[S
             continue
         shared = set(first.inputs) & set(part.inputs) & changing
         few = len({*first.inputs, *part.inputs}) <= MOST_INPUTS
-        if not (few and (shared or _are_tiny(graph, first, part)) and _is_short(first, part)):
+        filled = not {*first.inputs, *part.inputs} and {*first.outputs, *part.outputs} <= bases
+        alike = shared or filled or _are_tiny(graph, first, part)
+        if not (few and alike and _is_short(first, part)):
             continue
         if (plain and _is_plain(part)) or (small and _is_small(part)):
             return later, behind
@@ -232,7 +237,7 @@ def partition(
     users = readers(graph)
     parts = Products(graph, users, set(weights), device, packable, choose).parts()
     taken = {name: at for at, part in enumerate(parts) for name in _members(graph, part, users)}
-    scatters = in_place(graph, users, updated)
+    scatters = in_place(graph, users, updated, device)
     kind = "" if device is None else device.kind
     units = 0 if device is None or kind == "llvm" else device.units
     chains = Chains(graph, users, taken, units, kind)

@@ -33,7 +33,7 @@ DATA: Loops = frozenset({"data"})
 REDUCTIONS = ("reduce_sum", "reduce_max")
 
 SCANS = ("scan_sum", "scan_max", "scan_product", "scan_logsumexp")
-"""Accumulations along the last axis: kernels for GPUs keep their rows in registers."""
+"""Accumulations along an axis: kernels for GPUs keep rows, or parts of columns, in registers."""
 
 ONE_WORD = ("float32", "float16", "bfloat16", "int32")
 """Types of which chains of columns reduce."""
@@ -194,7 +194,7 @@ def row_axes(graph: Graph, outputs: Sequence[str], again: bool = True) -> int | 
     shapes = [graph.tile(value).shape for value in outputs]
     rank = min(map(len, shapes))
     if scans := [node.tile.shape for node in graph.nodes if node.operator in SCANS]:
-        return len(scans[0]) - 1 if _scans_rows(graph, shapes, scans[0]) else None
+        return len(scans[0]) - 1 if _scans_along(graph, shapes, scans[0], len(scans[0]) - 1) else None
     reduces = any(node.operator in REDUCTIONS for node in graph.nodes)
     choices = [max(rank - 1, 0)] if not reduces else [*range(rank - 1, -1, -1), rank]
     alike = [rows for rows in choices if len({shape[:rows] for shape in shapes}) == 1]
@@ -214,17 +214,19 @@ def most_scanned(length: int, bits: int) -> int:
     return SCANNED * max(2, gcd(length, 128 // bits))
 
 
-def _scans_rows(graph: Graph, results: Sequence[Shape], shape: Shape) -> bool:
-    """Tell whether a chain is a loop over the rows of its scans: what is computed of one stays in its column.
+def _scans_along(graph: Graph, results: Sequence[Shape], shape: Shape, axis: int) -> bool:
+    """Tell whether a chain is a loop over what it scans along an axis: what is computed of one stays there.
 
-    shape: Of all scans. Lanes hold their rows, whose length is known.
+    shape: Of all scans. Lanes hold their rows, whose length is known; along other axes nothing is reduced.
     """
-    numbers = (shape[:-1], (*shape[:-1], 1))
+    last = axis == len(shape) - 1
+    numbers = (shape[:-1], (*shape[:-1], 1)) if last else ()
     made: set[str] = set()
     for node in graph.nodes:
         reduces, scans = node.operator in REDUCTIONS, node.operator in SCANS
         read = [graph.tile(value).shape for value in node.inputs]
-        along = node_attributes(node)["axis"] % len(shape) == len(shape) - 1 if reduces or scans else True
+        along = node_attributes(node)["axis"] % len(shape) == axis if reduces or scans else True
+        along = along and (last or not reduces)
         cut = node.operator in UNHELD and made.intersection(node.inputs)
         if ((reduces or scans) and read != [shape]) or not along or cut:
             return False
@@ -234,10 +236,18 @@ def _scans_rows(graph: Graph, results: Sequence[Shape], shape: Shape) -> bool:
         if not (reduces or scans or computes) or node.tile.shape not in (shape, *numbers):
             return False
         made.add(node.name)
+    if not last:
+        known = all(isinstance(extent, int) and extent for extent in shape[axis:])
+        return known and all(result == shape for result in results)
     length = shape[-1]
     bits = max(node.tile.ttype.elem_bits for node in graph.nodes if node.operator in SCANS)
     held = isinstance(length, int) and 0 < length <= most_scanned(length, bits)
     return held and all(result in (shape, *numbers) for result in results)
+
+
+def scanned_axis(node: Node) -> int:
+    """Return the axis of a scan, from the first on."""
+    return int(node_attributes(node)["axis"] % len(node.tile.shape))
 
 
 def column_axes(graph: Graph, outputs: Sequence[str]) -> tuple[int, int] | None:
@@ -246,7 +256,12 @@ def column_axes(graph: Graph, outputs: Sequence[str]) -> tuple[int, int] | None:
     None if the chain has no such form, or if what it computes of a reduction it reads from other columns.
     """
     shapes = [graph.tile(value).shape for value in outputs]
-    if {"map", "put", *SCANS} & {node.operator for node in graph.nodes}:
+    if scans := [node for node in graph.nodes if node.operator in SCANS]:
+        shape = scans[0].tile.shape
+        axis = scanned_axis(scans[0])
+        across = axis < len(shape) - 1 and _scans_along(graph, shapes, shape, axis)
+        return (axis, len(shape) - 1 - axis) if across else None
+    if {"map", "put"} & {node.operator for node in graph.nodes}:
         return None
     for last in range(1, min(map(len, shapes)) + 1):
         columns = {shape[len(shape) - last :] for shape in shapes}
@@ -323,7 +338,7 @@ def loop_axes(graph: Graph, outputs: Sequence[str]) -> int | None:
     Results without reductions are loops of their own, one after the other: they need share nothing.
     """
     rows = row_axes(graph, outputs)
-    if rows is not None or any(node.operator in REDUCTIONS for node in graph.nodes):
+    if rows is not None or any(node.operator in (*REDUCTIONS, *SCANS) for node in graph.nodes):
         return rows
     shapes = [graph.tile(value).shape for value in outputs]
     most = max(min(map(len, shapes)) - 1, 0)

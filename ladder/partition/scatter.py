@@ -1,5 +1,7 @@
 """Writes into an argument of the model: where nothing reads the old argument, they happen there.
 
+So do sums into rows by number, where a part of the plan alone has made what they are added to.
+
 A cache of keys or values that the model updates (``cache.index_copy_(2, position, k)``) is a ``put`` node
 whose result the argument takes: the chain that computes the new rows writes them there. Functional forms of
 operators that write arguments are told so, and make no copy.
@@ -14,26 +16,79 @@ from dataclasses import replace
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.partition.rows import row_axes
-from ladder.partition.subgraphs import Subgraph, extract, is_form, outside_inputs
-from ladder.partition.views import inlined_chain
+from ladder.partition.subgraphs import Subgraph, engine, extract, is_form, outside_inputs
+from ladder.partition.views import inlined_chain, is_inlined
+from targets import TileDevice
 from tile_types.tile import Extent
 
 Users = Mapping[str, list[Node | None]]
 
 
-def in_place(graph: Graph, users: Users, updated: Mapping[str, str]) -> list[Node]:
-    """Return the ``put`` nodes that may write into an argument.
+def in_place(
+    graph: Graph, users: Users, updated: Mapping[str, str], device: TileDevice | None = None
+) -> list[Node]:
+    """Return the ``put`` nodes that may write into an argument, or into what is made for them alone.
 
     updated: Result of the graph -> the input that takes it.
     """
     found = []
     for node in graph.nodes:
-        if node.operator != "put" or updated.get(node.name) != node.inputs[0]:
+        if node.operator != "put" or users[node.inputs[0]] != [node]:
             continue
-        last = len(node.tile.shape) - 1
-        if users[node.inputs[0]] == [node] and node_attributes(node)["axis"] != last:
+        given, last = node_attributes(node), len(node.tile.shape) - 1
+        argument = updated.get(node.name) == node.inputs[0]
+        if given["combine"]:
+            base = graph.producer(node.inputs[0])
+            own = engine(base) == "chain" and not is_inlined(graph, base)
+            own = own or base in found or _number_of(graph, base.name) is not None
+            if (argument or own) and _combines(graph, node, device):
+                found.append(node)
+        elif argument and given["axis"] != last:
             found.append(node)
     return found
+
+
+ORDERED = ("int32", "int64")
+"""Types whose elements in memory are compared as they are."""
+
+
+def _combines(graph: Graph, node: Node, device: TileDevice | None) -> bool:
+    """Tell whether kernels combine rows with what is there, in order of nothing.
+
+    Float32 in memory are compared as integers, where no NaN of the base has a sign.
+    """
+    kind, combine = node.tile.ttype.name, node_attributes(node)["combine"]
+    if device is None or device.kind != "cuda" or graph.tile(node.inputs[2]).ttype.name != kind:
+        return False
+    if combine == "add":
+        return kind != "bfloat16" or "vector.red" in device.features
+    if kind == "float32":
+        number = _number_of(graph, node.inputs[0])
+        return number is not None and number == number
+    return kind in ORDERED
+
+
+def _number_of(graph: Graph, value: str) -> float | None:
+    """Return the number that all elements of a value are; None if they are of other values."""
+    node = graph.producer(value)
+    while node.operator in ("broadcast", "reshape"):
+        node = graph.producer(node.inputs[0])
+    return float(node_attributes(node)["value"]) if node.operator == "constant" else None
+
+
+def with_own_numbers(graph: Graph) -> Graph:
+    """Return the graph with a base of its own for each ``put`` that combines with numbers all alike."""
+    read = Counter(value for node in graph.nodes for value in node.inputs) + Counter(graph.outputs)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        base = graph.producer(node.inputs[0]) if node.operator == "put" else node
+        shared = base is not node and base.operator == "broadcast" and read[base.name] > 1
+        if shared and node_attributes(node)["combine"] and _number_of(graph, base.name) is not None:
+            own = replace(base, name=f"{base.name}_of_{node.name}", tiles=base.tiles)
+            nodes.append(own)
+            node = replace(node, inputs=(own.name, *node.inputs[1:]))
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes)) if len(nodes) > len(graph.nodes) else graph
 
 
 def with_own_bases(graph: Graph, updated: Mapping[str, str]) -> Graph:

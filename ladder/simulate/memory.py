@@ -217,6 +217,25 @@ class Memory:
             offset, values = offset[active], values[active]
         self._write(tensor, offset[:, None] + np.arange(width), values, statement)
 
+    def combine_global(
+        self, c: Threads, pointer: Pointer, values: Array, operation: Any, statement: int
+    ) -> None:
+        """Combine elements ``[warps, 32, n]`` with those of a tensor, one after the other."""
+        tensor: Tensor = pointer.target
+        size, count = values.dtype.itemsize, values.shape[-1]
+        offset = self.place(c, pointer, size * count, statement).reshape(-1)
+        values = values.reshape(-1, count)
+        if c.mask is not None:
+            active = c.mask.reshape(-1)
+            offset, values = offset[active], values[active]
+        self.traffic[f"global write {tensor.name}"] += values.nbytes
+        at = (offset[:, None] // size + np.arange(count)).reshape(-1)
+        elements = tensor.bytes.view(values.dtype)
+        for place, value in zip(at.tolist(), values.reshape(-1), strict=True):
+            elements[place] = operation(elements[place], value)
+        if tensor.stored is not None:
+            tensor.stored[(at[:, None] * size + np.arange(size)).reshape(-1)] = True
+
     def write_global(self, tensor: Tensor, offset: int, values: Array, statement: int) -> None:
         """Store neighbouring bytes to a tensor, as a copy does."""
         self._write(tensor, offset + np.arange(values.size), values, statement)

@@ -13,6 +13,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.conversions import FORMATS
 from ladder.lower.chain.dialect import Dialect, Early
+from ladder.lower.chain.element_types import HALVES
 from ladder.lower.chain.indices import Index
 from ladder.lower.cuda.functions import CHEAP, FUNCTIONS, by_inverse, by_near_inverse, largest, rounded_pair
 from ladder.lower.cuda.launch import Overlap
@@ -21,6 +22,19 @@ from targets import TileDevice
 
 ACCESS = {4: ".v4", 2: ".v2", 1: ""}
 """Words of an access -> its suffix."""
+
+WORDS = 4
+"""Words of the widest access."""
+
+COMBINED = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "int32": "u32",
+    "int64": "u64",
+}
+"""Types of which elements are combined in memory -> PTX's."""
 
 NARROW_PAIR = {"fp8_e4m3": "cvt.rn.satfinite.e4m3x2.f32", "fp8_e5m2": "cvt.rn.satfinite.e5m2x2.f32"}
 """Two float32 to two 8-bit floats, rounded once (PTX ISA, cvt)."""
@@ -31,6 +45,28 @@ static __device__ __forceinline__ void ladder_stop_where(int wrong) {
   if (wrong) __trap();
 }
 """
+
+
+def _as_combined(operation: str, value: Expr, dtype: str) -> Expr:
+    """Return an element as PTX combines it: sums of integers are those of their bits."""
+    if dtype in HALVES:
+        return T.reinterpret("uint16", value)
+    return reinterpreted(f"u{dtype}", value) if dtype.startswith("int") and operation == "add" else value
+
+
+def _combine_ordered(operation: str, address: Expr, value: Expr) -> None:
+    """Emit the largest, or least, of a float32 in memory and another: their bits are ordered as integers.
+
+    Those of negative numbers in reverse, as unsigned ones. NaN becomes what lies beyond all numbers.
+    """
+    largest = operation == "max"
+    bits = b.bind(T.reinterpret("int32", value))
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    bits = b.bind(T.Select(is_nan, 0x7FFFFFFF if largest else -1, bits))
+    with b.when(bits >= 0):
+        b.ptx(f"red.global.{operation}.s32", address, bits)
+    with b.when(bits < 0):
+        b.ptx(f"red.global.{'min' if largest else 'max'}.u32", address, T.reinterpret("uint32", bits))
 
 
 class CudaDialect(Dialect):
@@ -96,6 +132,26 @@ class CudaDialect(Dialect):
 
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         b.ptx(f"st.global{ACCESS[len(words)]}.u32", buffer.ptr_to(list(index)), *words)
+
+    def combine(self, operation: str, buffer: Any, index: Index, dtype: str, found: Sequence[Expr]) -> None:
+        if dtype == "float32" and operation != "add":
+            for lane, value in enumerate(found):
+                _combine_ordered(operation, buffer.ptr_to([*index[:-1], index[-1] + lane]), value)
+            return
+        spelling, each = COMBINED[dtype], 1
+        if dtype in HALVES and len(found) > 1:
+            found, spelling, each = self.packed(found, dtype), f"{spelling}x2", 2
+        else:
+            found = [_as_combined(operation, self.rounded(value, dtype), dtype) for value in found]
+        if dtype.startswith("int") and operation != "add":
+            spelling = spelling.replace("u", "s")
+        wide = "vector.red" in self.device.features and "f" in spelling and dtype != "float64"
+        most = min(len(found) & -len(found), WORDS) if wide else 1
+        rounding = ".noftz" if dtype in HALVES else ""
+        for first in range(0, len(found), most):
+            at = buffer.ptr_to([*index[:-1], index[-1] + first * each])
+            spelled = f"red.global.{operation}{rounding}{ACCESS[most]}.{spelling}"
+            b.ptx(spelled, at, *found[first : first + most])
 
     def row_number(self, value: Expr, extent: Expr, from_end: bool) -> Expr:
         """Return the first row where data names none: at a branch here, further loads would wait for it."""

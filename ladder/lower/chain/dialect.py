@@ -21,6 +21,7 @@ from ladder.lower.chain.gathers import no_row_number
 from ladder.lower.chain.indices import Index
 from ladder.lower.gpu.emission import TirMachine
 from targets import TileDevice
+from tile_types.errors import ScheduleError
 
 PAIR_OF_BYTES, PAIR_OF_HALVES = 0x0040, 0x5410
 """Selectors of the first byte, or the first two, of each of two words."""
@@ -101,6 +102,13 @@ class Dialect(ABC):
     @abstractmethod
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         """Emit one access: words become the elements from an index on."""
+
+    def combine(self, operation: str, buffer: Any, index: Index, dtype: str, found: Sequence[Expr]) -> None:
+        """Emit atomic operations: neighbouring elements of a stored type are combined with those in memory.
+
+        operation: As of the operator ``put``.
+        """
+        raise ScheduleError("no sums into rows by number in kernels of chains for this device")
 
     def row_number(self, value: Expr, extent: Expr, from_end: bool) -> Expr:
         """Return what data says is a row of ``extent``; where it is none, `finish` ends with an error.

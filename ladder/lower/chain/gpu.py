@@ -3,7 +3,8 @@
 Inputs whose memory runs along another axis than the result's are transposed in shared memory
 (`shared_transpose`). Threads that work alone take vectors of neighbouring elements of any row
 (`VectorLoops`); reductions along axes before the last take blocks of neighbouring columns
-(`column_reductions`); else teams of lanes take rows (`gpu_rows`).
+(`column_reductions`), scans along these parts of columns (`column_scans`); else teams of lanes take rows
+(`gpu_rows`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ladder.ir.extents import product
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.column_reductions import ColumnReductions
+from ladder.lower.chain.column_scans import ColumnScans, scans_columns
 from ladder.lower.chain.cuda import CudaDialect
 from ladder.lower.chain.dialect import Dialect
 from ladder.lower.chain.element_types import stored_type
@@ -103,8 +105,9 @@ class VectorLoops:
         tile = self.nest.graph.tile(value)
         most, columns = ACCESS_BYTES // BYTES.get(stored_type(tile.ttype.name), 16), tile.shape[-1]
         widths = [most >> k for k in range(4) if most >> k > 1]
-        if value in self.nest.scatters:  # scattered rows lie apart
-            return [w for w in widths if isinstance(columns, int) and columns % w == 0]
+        if (scatter := self.nest.scatters.get(value)) is not None:  # scattered rows lie apart
+            apart = bool(scatter.combine) and scatter.by_element
+            return [w for w in widths if isinstance(columns, int) and columns % w == 0 and not apart]
         return widths
 
     def piece_width(self, value: str, start: Expr, stop: Expr) -> int:
@@ -461,7 +464,7 @@ class GpuChain:
         elif nest.lanes == 1:
             VectorLoops(nest).emit()
         elif nest.mapping.across:
-            ColumnReductions(nest).emit()
+            (ColumnScans if scans_columns(nest.graph) else ColumnReductions)(nest).emit()
         else:
             RowLoops(nest).emit()
         nest.dialect.finish()

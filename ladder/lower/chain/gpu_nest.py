@@ -24,6 +24,7 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.approximation import approximable
 from ladder.lower.chain.clamping import clamped_axes
+from ladder.lower.chain.combining import storing
 from ladder.lower.chain.dialect import Dialect, Early
 from ladder.lower.chain.divisions import (
     by_number,
@@ -165,7 +166,7 @@ class GpuNest(Nest):
 
     def watch_rows(self) -> None:
         """Begin to note numbers of no row, if the chain reads elements by number."""
-        if reads_rows(self.graph):
+        if reads_rows(self.graph) or any(scatter.combine for scatter in self.scatters.values()):
             self.dialect.watch_rows()
 
     def early_lines(self) -> dict[str, Early]:
@@ -266,12 +267,7 @@ class GpuNest(Nest):
             with self.values.keeping(in_register):
                 found.append(self.values.at(value, place))
         self.vectors.lane = 0
-        dtype = stored_type(self.graph.tile(value).ttype.name)
-
-        def store() -> None:
-            with self.placed(value, places) as target:
-                self.vectors.store(self.results[value], dtype, target, found)
-
+        store = storing(self, value, places, found)
         if self.later is not None and not self.values.assumed:
             if len(places) == 1:  # vectors are in registers, a number would be loaded where it is stored
                 found[:] = map(in_register, found)

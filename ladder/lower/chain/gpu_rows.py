@@ -8,7 +8,7 @@ from tvm import tirx
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.combining import storing
 from ladder.lower.chain.gpu_nest import SLOTS, GpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import uses
@@ -114,9 +114,9 @@ class RowLoops:
             if self.nest.mapping.num:
                 places = [(*front, column + lane) for lane in range(width)]
                 found = self.nest.elements(value, places)
-                dtype = stored_type(self.nest.graph.tile(value).ttype.name)
-                with self.nest.where(valid, self.nest.valid), self.nest.placed(value, places) as target:
-                    self.nest.vectors.store(self.nest.results[value], dtype, target, found)
+                store = storing(self.nest, value, places, found)
+                with self.nest.where(valid, self.nest.valid):
+                    store()
             else:
                 self.nest.vector(value, tuple(front), column, width)
                 self.nest.vectors.words.clear()

@@ -25,6 +25,7 @@ from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.values import Values
 from ladder.partition.elements import FLOATS8
 from ladder.partition.rows import SCANS, column_axes, loop_axes
+from schedules.schedule import check
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
 
@@ -117,6 +118,7 @@ class Nest(ABC):
             yield places
             return
         extent = self.extent(scatter.base.shape[scatter.axis])
+        check(not scatter.combine, "no sums into rows by number in kernels of chains for this device")
         number = T.Cast("int32", self.buffers[scatter.ids][places[0][scatter.axis]])
         row = b.bind(T.Select(number < 0, number + extent, number))
         with b.when(tirx.And(row >= 0, row < extent)):

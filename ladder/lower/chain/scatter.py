@@ -32,11 +32,24 @@ def with_plain_names(graph: Graph) -> Graph:
 
 @dataclass(frozen=True)
 class Scatter:
-    """A scatter of rows: row ``i`` of a result along ``axis`` becomes row ``ids[i]`` of a tensor ``base``."""
+    """A scatter of rows: row ``i`` of a result along ``axis`` becomes row ``ids[i]`` of a tensor ``base``.
+
+    along: Whether each element has a number of its own.
+    combine: How what comes is combined with what is there, as of the operator ``put``.
+    from_end: Whether negative numbers count from the end.
+    """
 
     base: Tile
     ids: str
     axis: int
+    along: bool = False
+    combine: str = ""
+    from_end: bool = True
+
+    @property
+    def by_element(self) -> bool:
+        """Whether neighbouring elements may go to places that are none."""
+        return self.along or self.axis == len(self.base.shape) - 1
 
 
 @dataclass(frozen=True)
@@ -60,8 +73,9 @@ class Chain:
         bases = {node.inputs[0] for node in scattered.values()}
         kept = [_rows(graph, n) if n.name in scattered else n for n in graph.nodes if n.name not in bases]
         places = {
-            name: Scatter(graph.tile(node.inputs[0]), node.inputs[1], node_attributes(node)["axis"])
+            name: Scatter(graph.tile(node.inputs[0]), node.inputs[1], **given)
             for name, node in scattered.items()
+            for given in (node_attributes(node),)
         }
         plain = replace(graph, nodes=tuple(kept)) if scattered else graph
         return cls(plain, places, size_names(graph))

@@ -58,7 +58,7 @@ class BoundPlan:
         self.written = {
             output: self.bindings[plan.in_place[value]]
             for output, value in enumerate(plan.outputs)
-            if value in plan.in_place
+            if plan.in_place.get(value) in self.bindings
         }
         """Output of the graph that a step writes into an argument -> that argument."""
         self.copied = [(at, output) for at, output in self.updates if self.written.get(output) != at]

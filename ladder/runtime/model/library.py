@@ -147,11 +147,23 @@ _TITLES = {
 
 
 def _put(node: Node, now: CallSizes) -> Run:
-    axis, from_end = (node_attributes(node)[name] for name in ("axis", "from_end"))
+    axis, from_end, along, combine = (
+        node_attributes(node)[name] for name in ("axis", "from_end", "along", "combine")
+    )
+    if combine and (along or combine != "add"):
+        kind = {"add": "sum", "max": "amax", "min": "amin"}[combine]
+
+        def scattered(base: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            behind = (1,) * (rows.dim() - axis - 1)
+            each = ids if along else ids.reshape(-1, *behind).expand_as(rows)
+            return torch.scatter_reduce(base, axis, each.long(), rows, kind)
+
+        return scattered
     if not from_end:
-        return lambda base, ids, rows: torch.index_copy(base, axis, ids, rows)
+        function = torch.index_add if combine else torch.index_copy
+        return lambda base, ids, rows: function(base, axis, ids, rows)
     before = (None,) * axis
-    return lambda base, ids, rows: torch.ops.aten.index_put(base, (*before, ids), rows)
+    return lambda base, ids, rows: torch.ops.aten.index_put(base, (*before, ids), rows, bool(combine))
 
 
 def _call(node: Node, now: CallSizes) -> Run:

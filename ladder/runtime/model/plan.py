@@ -49,7 +49,7 @@ class ModelPlan:
     steps: All of them.
     outputs: Values that the plan gives, in the order of the graph's outputs.
     last_use: Value -> number of the last step that reads it or a view of it; results outlive all.
-    in_place: Value that a step writes into an input -> that input.
+    in_place: Value that a step writes into an input, or into another step's result -> that.
     """
 
     steps: tuple[PlanStep, ...]
@@ -86,20 +86,21 @@ def make_plan(graph: Graph, parts: Sequence[Subgraph], entries: Mapping[int, str
     """
     constant: set[str] = set()
     starts = {number: own for number, (_, own) in shared_chains(parts).items()}
+    in_place = {value: base for part in parts for value, base in written(part).items()}
+    changed = set(in_place.values())
     steps = []
     for number, part in enumerate(parts):
         names = size_names(part.graph)
-        fixed = (
-            part.kind in ("chain", "view") and all(value in constant for value in part.inputs) and not names
-        )
+        fixed = part.kind in ("chain", "view") and all(value in constant for value in part.inputs)
+        fixed = fixed and not names and not changed.intersection(part.outputs)
         constant |= set(part.outputs) if fixed else set()
         entry = entries.get(number, "")
         executor = _EXECUTORS[part.kind](part, entry, family)
         steps.append(PlanStep(part, executor, entry, fixed, names, starts.get(number, ())))
-    in_place = {value: base for part in parts for value, base in written(part).items()}
-    return ModelPlan(
-        tuple(steps), _tiles(graph, parts), graph.outputs, _last_uses(steps, graph.outputs), in_place
-    )
+    last = _last_uses(steps, graph.outputs)
+    for value, base in reversed(in_place.items()):
+        last[base] = max(last[base], last[value])
+    return ModelPlan(tuple(steps), _tiles(graph, parts), graph.outputs, last, in_place)
 
 
 def _prologue_title(part: Subgraph, entry: str, family: str) -> str:

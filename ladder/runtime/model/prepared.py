@@ -25,7 +25,7 @@ from ladder.partition.found_graphs import Replaced, with_found
 from ladder.partition.gated import gate_between, only_readers, readers_of, with_gates
 from ladder.partition.partition import ordered
 from ladder.partition.prologues import with_prologues
-from ladder.partition.scatter import with_own_bases
+from ladder.partition.scatter import with_own_bases, with_own_numbers
 from ladder.partition.subgraphs import Subgraph, call_of, engine, extract, outside_inputs
 from ladder.rewrite import simplify
 from ladder.runtime.compile import Request, candidate_for, gated_schedule
@@ -177,7 +177,8 @@ def simplified(program: Program, device: TileDevice) -> Program:
         read = tuple((plain[node.name].at[0],) for node in graph.inputs)
         sources[name] = Source("argument", joined=read, graph=graph)
     program = with_own_results(replace(program, graph=folded.graph, sources=sources))
-    return replace(program, graph=with_own_bases(program.graph, updated_inputs(program, program.graph)))
+    graph = with_own_numbers(program.graph)
+    return replace(program, graph=with_own_bases(graph, updated_inputs(program, graph)))
 
 
 def with_own_results(program: Program) -> Program:

@@ -103,6 +103,8 @@ class Workspace:
         for step in reversed(self.owner.plan.steps):
             if step.part.shares and shown & set(step.part.outputs):
                 shown |= set(step.part.inputs)
+            written = self.owner.plan.in_place
+            shown |= {written[value] for value in step.part.outputs if value in shown and value in written}
         return shown
 
     def lasting(self) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ladder.simulate.barriers import GroupBarrier, GroupWait, MbarrierWait, NamedWait, each_active
@@ -107,6 +108,40 @@ def _store(t: Translator, call: CallView) -> Step:
             c.machine.memory.store_global(c, at, data, statement)
         else:
             c.machine.memory.store_shared(c, _shared(at), data, None, statement)
+
+    return action
+
+
+COMBINED: dict[str, Any] = {
+    "f32": np.float32,
+    "f64": np.float64,
+    "u32": np.uint32,
+    "s32": np.int32,
+    "u64": np.uint64,
+    "s64": np.int64,
+    **dict.fromkeys(("f16", "f16x2"), np.float16),
+    **dict.fromkeys(("bf16", "bf16x2"), ml_dtypes.bfloat16),
+}
+"""PTX's types of elements that are combined in memory."""
+
+REDUCTIONS = ("red", "red_half", "red_vec_half", "red_vec_f32")
+"""How TIR calls the forms of ``red``."""
+
+COMBINE: dict[str, Any] = {"add": np.add, "max": np.maximum, "min": np.minimum}
+
+
+def _combine(t: Translator, call: CallView) -> Step:
+    """Combine with what is in global memory, one element after the other."""
+    kind = np.dtype(next(COMBINED[m] for m in reversed(call.modifiers) if m in COMBINED))
+    operation = next(COMBINE[m] for m in call.modifiers if m in COMBINE)
+    halves = any(m.endswith("x2") for m in call.modifiers)
+    word = np.dtype(np.uint32) if halves else np.dtype(f"u{kind.itemsize}")
+    target, statement = address(t, call.operands[0]), call.statement
+    values = collect(t, call.operands[1:], word)
+
+    def action(c: Cohort) -> None:
+        data = to_bytes(values(c)).view(kind)
+        c.machine.memory.combine_global(c, target(c), data, operation, statement)
 
     return action
 
@@ -390,6 +425,7 @@ STEPS: dict[str, Callable[[Translator, CallView], Step]] = {
     "tirx.ptx.ld_vec": _load,
     "tirx.ptx.st": _store,
     "tirx.ptx.st_vec": _store,
+    **dict.fromkeys(map("tirx.ptx.{}".format, REDUCTIONS), _combine),
     "tirx.ptx.ldmatrix": _ldmatrix,
     "tirx.ptx.stmatrix": _stmatrix,
     "tirx.ptx.movmatrix": _movmatrix,
