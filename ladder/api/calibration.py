@@ -18,7 +18,7 @@ import torch
 
 from ladder.api import quantization
 from tile_types.arrays import as_torch
-from tile_types.errors import LadderError, require_kind
+from tile_types.errors import LadderError, ValueRangeError, require_kind
 from tile_types.quantize import FLOAT_SCALE_TYPES, quantize
 from tile_types.quantized import QuantizedTensor
 from tile_types.scaling import native
@@ -43,17 +43,20 @@ class Moments:
 
     total: float32 ``[K, K]``: the sum of ``xᵀ x`` over rows.
     rows: How many rows.
+    left_out: How many more were not finite.
     """
 
     total: torch.Tensor
     rows: int = 0
+    left_out: int = 0
 
     def add(self, x: torch.Tensor) -> None:
         """Take the rows of an input ``[..., K]``; those that are not finite are left out."""
         flat = x.detach().reshape(-1, x.shape[-1]).float()
-        flat = flat[flat.isfinite().all(1)]
-        self.total += flat.T @ flat
-        self.rows += len(flat)
+        finite = flat[flat.isfinite().all(1)]
+        self.total += finite.T @ finite
+        self.rows += len(finite)
+        self.left_out += len(flat) - len(finite)
 
 
 def observe(
@@ -65,6 +68,7 @@ def observe(
     layers: Those to watch.
     batches: Arguments of one call each: a tensor, a tuple or list of arguments, or a dict of named ones.
     Raises LadderError if there is no batch.
+    Raises ValueRangeError if a layer got rows and none of them is finite.
     """
     require_kind(batches, Iterable, "calibration takes example inputs, one call of the model each")
     moments: dict[torch.nn.Module, Moments] = {}
@@ -78,6 +82,12 @@ def observe(
                 model(*(batch if isinstance(batch, tuple | list) else (batch,)))
     if not count:
         raise LadderError("calibration needs at least one batch of inputs")
+    for name, layer in model.named_modules():
+        if layer in moments and moments[layer].left_out and not moments[layer].rows:
+            raise ValueRangeError(
+                f"calibration: all {moments[layer].left_out} rows that {name or 'the model'} got hold NaN or"
+                " infinity; check the examples, and that the model computes them in a type wide enough"
+            )
     return moments
 
 
@@ -85,14 +95,16 @@ def observe(
 def watching(layers: Iterable[torch.nn.Module], moments: dict[torch.nn.Module, Moments]) -> Iterator[None]:
     """Add up what layers get while the block runs."""
 
-    def note(layer: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        x = inputs[0]
+    def note(layer: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        x = next(iter((*inputs, *named.values())), None)
+        if not isinstance(x, torch.Tensor):
+            return  # the layer's own call says what is wrong
         if layer not in moments:
             k = x.shape[-1]
             moments[layer] = Moments(torch.zeros(k, k, dtype=torch.float32, device=x.device))
         moments[layer].add(x)
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     try:
         yield
     finally:

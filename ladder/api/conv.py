@@ -91,8 +91,9 @@ class Conv(torch.nn.Module):
         """Bytes of the weight as kernels read it."""
         return self.product.weight_nbytes
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[N, F, H', W']`` for ``x[N, C, H, W]``, or both without W, or without N."""
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return ``[N, F, H', W']`` for ``[N, C, H, W]``, or both without W, or without N."""
+        x = input
         require_kind(x, torch.Tensor, "x must be a torch tensor")
         if x.dim() == self.rank + 1:
             return self.forward(x[None])[0]

@@ -323,8 +323,9 @@ class Linear(NonDynamicallyQuantizableLinear):
         """Bytes of the weight as kernels read it."""
         return self._packed.nbytes if self._packed is not None else 0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[..., out_features]`` for ``x[..., in_features]``, of the module's dtype or autocast's."""
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., out_features]`` for ``[..., in_features]``, of the module's dtype or autocast's."""
+        x = input
         if self._packed is None:
             return on_meta(self, x)
         if self._reorders:

@@ -96,8 +96,9 @@ class ScaledLinear(torch.nn.Module):
         """Bytes of the weight as kernels read it."""
         return self.packed.nbytes
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return ``[..., out_features]`` for ``x[..., in_features]``, of the module's dtype or autocast's."""
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return ``[..., out_features]`` for ``[..., in_features]``, of the module's dtype or autocast's."""
+        x = input
         low = autocast_type(x)
         if x.dtype != self.dtype and low is None:
             raise DTypeError(f"this layer computes in {self.dtype}, x is {x.dtype}")

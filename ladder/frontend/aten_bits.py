@@ -36,8 +36,13 @@ def _complement(im: Importer, out: str, a: Any) -> Any:
 
 
 def _shift(way: str) -> Row:
+    """Return the row of a shift; both operands wrap around to the result's type first, as in torch."""
     row = _bits(f"shift_{way}")
-    return lambda im, out, a, b: None if out == "bool" else row(im, out, a, b)
+
+    def shifted(im: Importer, out: str, a: Any, b: Any) -> Any:
+        return row(im, out, im.operand(a, out), im.operand(b, out)) if out in INTEGERS else None
+
+    return shifted
 
 
 BITS: dict[str, Row] = {

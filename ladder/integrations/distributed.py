@@ -178,8 +178,9 @@ class VocabularyShard(torch.nn.Module):
         self.first, self.last = borders(extent, mesh.get_local_rank(), mesh.size())
         self.total = Between(mesh, Partial(), Replicate())
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return ``[..., D]`` for tokens ``[...]``."""
+        ids = input
         own = (ids >= self.first) & (ids < self.last)
         rows = torch.nn.functional.embedding(torch.where(own, ids - self.first, 0), self.weight)
         return self.total(torch.where(own[..., None], rows, 0))

@@ -355,9 +355,10 @@ define(UPSAMPLE_SCHEMA, upsample, upsample)
 def autocast_type(x: torch.Tensor) -> torch.dtype | None:
     """Return the type that autocasting gives a tensor and products of it; None where it leaves it."""
     kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.is_floating_point() and x.dtype != torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return None
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    narrow = x.is_floating_point() and x.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if narrow else None
 
 
 def is_captured() -> bool:

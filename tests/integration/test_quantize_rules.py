@@ -197,3 +197,16 @@ def test_layers_without_values_answer_on_the_meta_device(options: dict[str, Any]
     assert moved(x).shape == (2, 3, 64)
     with pytest.raises(ladder.LadderError, match="no weight yet"):
         empty(torch.zeros(3, 64))
+
+
+def test_a_layer_takes_its_input_by_the_name_that_torch_gives_it() -> None:
+    convolution = nn.Conv2d(8, 8, 3)
+    layers = ladder.Linear.from_linear(nn.Linear(64, 64), "int8"), ladder.Conv.from_conv(convolution, "int8")
+    for layer, x in zip(layers, (torch.randn(3, 64), torch.randn(1, 8, 4, 4)), strict=True):
+        assert torch.equal(layer(input=x), layer(x))
+
+
+def test_an_input_without_values_for_a_layer_with_values_is_refused() -> None:
+    layer = ladder.Linear.from_linear(nn.Linear(64, 64), "int8")
+    with pytest.raises(ladder.LadderError, match="meta"):
+        layer(torch.randn(3, 64, device="meta"))

@@ -134,3 +134,21 @@ def test_calibration_needs_examples() -> None:
     with pytest.raises(ladder.LadderError, match="at least one batch"):
         ladder.quantize_(Net(), "int4", calibration=[])
     assert not observe(Net(), [], [EXAMPLES])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_examples_without_a_finite_row_are_refused(value: float) -> None:
+    """They calibrated nothing and said nothing."""
+    with pytest.raises(ladder.LadderError, match="all 600 rows that first got"):
+        ladder.quantize_(Net(), "int4", group_size=8, calibration=[EXAMPLES * value])
+
+
+def test_layers_that_are_called_by_keyword_are_observed() -> None:
+    class Named(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(input=self.first(input=x).relu())
+
+    model = ladder.quantize_(Named(), "int8", group_size=8, calibration=[EXAMPLES])
+    assert {row.name: row.observed for row in ladder.quantization(model).rows}["second"] == 600
+    with torch.no_grad():
+        assert (model(OTHERS) - Named()(OTHERS)).norm() < 0.02 * Named()(OTHERS).norm()

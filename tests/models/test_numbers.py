@@ -44,6 +44,12 @@ def _filled(x: Any) -> Any:
     return y, torch.full((2,), NAN, dtype=torch.bool), torch.full((2,), -1, dtype=torch.uint8)
 
 
+def _shifted(x: Any) -> Any:
+    """Numbers wrap around to the tensor's type before they shift, or say by how much."""
+    steps = torch.tensor(256)
+    return x << 256, x >> 256, 256 >> x, 300 >> x, -129 << x, -1 >> x, x << steps, x >> steps, x >> 2**31
+
+
 def _compared(x: Any, y: Any) -> Any:
     return x == y, y >= x
 
@@ -55,6 +61,7 @@ def _rank_0(number: Any, dtype: torch.dtype) -> torch.Tensor:
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     **{f"whole {x.dtype}": (_whole, (x,)) for x in (BYTES, LONG)},
     **{f"real {x.dtype}": (_real, (x,)) for x in (FLOATS, FLOATS.half())},
+    **{f"shifted {x.dtype}": (_shifted, (x,)) for x in (BYTES, SMALL, LONG)},
     "truth": (_truth, (TRUTHS,)),
     **{f"filled {x.dtype}": (_filled, (x,)) for x in (BYTES, TRUTHS)},
     **{
