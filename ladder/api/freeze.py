@@ -33,7 +33,7 @@ NOTHING: OpenAxes = MappingProxyType({})
 
 @dataclass
 class _Watched:
-    """A backend that remembers what its graphs were called with."""
+    """A backend that remembers what its graphs were called with, and how many plans each began with."""
 
     dynamic_shapes = True
     numbers = False
@@ -41,11 +41,14 @@ class _Watched:
     compiler: Compiler
     graphs: list[tuple[torch.fx.GraphModule, list[Any]]] = field(default_factory=list)
     calls: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = field(default_factory=list)
+    plans: list[int] = field(default_factory=list)
 
     def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
         """Compile; the result notes its calls."""
+        before = len(self.compiler.built)
         run = self.compiler(module, examples)
         self.graphs.append((module, examples))
+        self.plans.append(len(self.compiler.built) - before)
 
         def watched(*values: Any) -> Any:
             found = run(*values)
@@ -188,13 +191,14 @@ def freeze(
 
 
 def _require_whole(captured: Any, watched: _Watched) -> None:
-    """Raise unless the model ran as one compiled graph."""
-    refused = "; ".join(watched.compiler.refused)
-    if captured.outcome != "whole" or refused or len(watched.calls) != 1:
+    """Raise unless the model ran as one graph, compiled to one plan: not piece by piece as it runs."""
+    why = "; ".join([*watched.compiler.refused, *watched.compiler.alone])
+    plans = sum(watched.plans)
+    if captured.outcome != "whole" or why or len(watched.calls) != 1 or plans != 1:
         raise LadderError(
-            f"only a model that is one graph can be exported, this one ran as: {captured.outcome},"
-            f" {len(watched.calls)} graphs{f' ({refused})' if refused else ''}; `explain()` of the compiled"
-            " model says where it splits"
+            f"only a model that is one graph and one plan can be exported, this one ran as: "
+            f"{captured.outcome}, {len(watched.calls)} graphs, {plans} plans{f' ({why})' if why else ''};"
+            " `explain()` and `plan()` of the compiled model say where it splits"
         )
 
 

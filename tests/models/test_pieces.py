@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,3 +61,24 @@ def test_values_without_fake_tensors_are_read_in_torch() -> None:
             x = torch.randn(rows, 3)
             for expected, found in zip(program(x), fast(x), strict=True):
                 torch.testing.assert_close(found, expected)
+
+
+def counted_behind(x: torch.Tensor, rounds: int) -> torch.Tensor:
+    y = x[x[:, 0] > 0]
+    for _ in range(rounds):
+        y = (y * y.sum(0) + 1).tanh() @ torch.ones(4, 4)
+    return y
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 6])  # no plan, and one of a piece alone
+def test_what_runs_piece_by_piece_is_not_exported(rounds: int, tmp_path: Path) -> None:
+    """The plan of a piece is not the model's: a file of it took what the model computes for an argument."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return counted_behind(x, rounds)
+
+    fast, x = ladder.compile(program), torch.randn(9, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), program(x))
+        with pytest.raises(ladder.LadderError, match=r"one plan.*runs in torch"):
+            fast.export(tmp_path / "m.ladder", x)
