@@ -138,7 +138,7 @@ def _has_program(module: torch.nn.Module) -> bool:
         or _FORWARD in vars(module)
     ):
         return False
-    return any(True for _ in module.children()) or not kind.__module__.startswith("torch.nn.")
+    return any(True for _ in module.children()) or not str(kind.__module__).startswith("torch.nn.")
 
 
 @contextmanager

@@ -41,6 +41,8 @@ ADVERSARIAL += (
     "hostile_numbers",
     "hostile_objects",
     "hostile_state",
+    "lookups",
+    "thrown",
     "once",
 )
 LIBRARIES = ("changed", "wrapped", "unlike", "mapped", "watched", "projects")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from typing import Any
 
@@ -9,14 +10,14 @@ from ladder.capture.handlers.variables import load_cell
 from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
-from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.replay import advance, drained, is_iterable, iterate, iterated
 from ladder.capture.python.bytecode import VERSION
 from ladder.capture.python.frames import NULL, Frame
 from ladder.capture.values.kinds import is_a, is_constant, name_of_kind
 from ladder.capture.values.shapes import DynamicSize
 
-_MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+_MATCH_SELF = 1 << 22
+"""The flag of types whose positional pattern takes the whole: `int`, `str`, ..., and their subclasses."""
 
 
 def call_spread(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> Any:
@@ -54,10 +55,24 @@ def super_arguments(vm: Interpreter, frame: Frame) -> tuple[Any, Any]:
     """Return what ``super()`` without arguments means in `frame`."""
     if not frame.code.co_argcount:
         raise RuntimeError("super(): no arguments")
-    first = frame.slots[frame.code.co_varnames[0]]
-    if is_a(first, types.CellType):
-        first = load_cell(vm, frame, frame.code.co_varnames[0])
-    return load_cell(vm, frame, "__class__"), first
+    first = _bound(vm, frame, frame.code.co_varnames[0])
+    if first is NULL:
+        raise RuntimeError("super(): arg[0] deleted")
+    if "__class__" not in frame.slots:
+        raise RuntimeError("super(): __class__ cell not found")
+    kind = _bound(vm, frame, "__class__")
+    if kind is NULL:
+        raise RuntimeError("super(): empty __class__ cell")
+    return kind, first
+
+
+def _bound(vm: Interpreter, frame: Frame, name: str) -> Any:
+    """Return a variable of `frame`, in a cell or not, or `NULL`."""
+    if name not in (*frame.code.co_cellvars, *frame.code.co_freevars):
+        return frame.slots.get(name, NULL)
+    with contextlib.suppress(NameError):
+        return load_cell(vm, frame, name)
+    return NULL
 
 
 def special_method(vm: Interpreter, value: Any, name: str) -> Any:
@@ -133,23 +148,41 @@ def advance_or_raise(vm: Interpreter, iterator: Any) -> Any:
 
 def match_class(vm: Interpreter, subject: Any, kind: Any, names: tuple[str, ...], count: int) -> Any:
     """Return the attributes that a class pattern takes, or None if it does not match."""
+    if not is_a(kind, type):
+        raise TypeError(f"called match pattern must be a {'class' if VERSION >= (3, 12) else 'type'}")
     if not vm.call(isinstance, (subject, kind), {}):
         return None
-    if count and kind in _MATCH_SELF:
-        positional = [subject]
-        matched: list[str] = []
-    else:
-        matched = list(load_attr(vm, kind, "__match_args__"))[:count] if count else []
-        positional = []
-    if count > len(matched) + len(positional):
-        raise TypeError(f"{kind.__name__}() accepts {len(matched)} positional sub-patterns ({count} given)")
-    values = list(positional)
+    values: list[Any] = []
+    matched: tuple[Any, ...] = ()
+    if count:
+        own = vm.call(getattr, (kind, "__match_args__", NULL), {})
+        itself = own is NULL and bool(kind.__flags__ & _MATCH_SELF)
+        matched, values = _positional(kind, () if own is NULL else own, itself, count), [subject] * itself
+    seen = set()
     for name in (*matched, *names):
+        if name in seen:
+            raise TypeError(f"{kind.__name__}() got multiple sub-patterns for attribute {name!r}")
+        seen.add(name)
         found = vm.call(getattr, (subject, name, NULL), {})  # a property is asked once
         if found is NULL:
             return None
         values.append(found)
     return tuple(values)
+
+
+def _positional(kind: type, names: Any, itself: bool, count: int) -> tuple[Any, ...]:
+    """Return the attributes that the `count` patterns without a name take, by the class's `names`."""
+    if type(names) is not tuple:
+        given = type(names).__name__
+        raise TypeError(f"{kind.__name__}.__match_args__ must be a tuple (got {given})")
+    allowed = 1 if itself else len(names)
+    if allowed < count:
+        many = "" if allowed == 1 else "s"
+        raise TypeError(f"{kind.__name__}() accepts {allowed} positional sub-pattern{many} ({count} given)")
+    for name in names[:count]:
+        if type(name) is not str:
+            raise TypeError(f"__match_args__ elements must be strings (got {type(name).__name__})")
+    return names[:count]
 
 
 def _complete(function: Any, parts: dict[str, Any]) -> None:

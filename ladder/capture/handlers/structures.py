@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import types
 from typing import Any
 
 from ladder.capture.handlers.building import (
@@ -260,6 +261,13 @@ def _intrinsic(vm: Interpreter, f: Frame, i: Instruction) -> None:
 
 
 # generators --------------------------------------------------------------------------------------
+def _delegated(vm: Interpreter, value: Any) -> Any:
+    """Return what ``yield from value`` gives the items of."""
+    if is_a(value, types.CoroutineType):
+        raise TypeError("cannot 'yield from' a coroutine object in a non-coroutine generator")
+    return iterate(vm, value)
+
+
 @handles("SEND")
 def _send(vm: Interpreter, f: Frame, i: Instruction) -> None:
     value = vm.plain(f.stack.pop())
@@ -361,9 +369,13 @@ def _get_len(vm: Interpreter, f: Frame, i: Instruction) -> None:
 @handles("MATCH_KEYS")
 def _match_keys(vm: Interpreter, f: Frame, i: Instruction) -> None:
     keys, subject = f.stack[-1], f.stack[-2]
-    values = []
+    values: list[Any] = []
+    seen = set()
     with vm.barrier():
         for key in keys:
+            if key in seen:
+                raise ValueError(f"mapping pattern checks duplicate key ({key!r})")
+            seen.add(key)
             found = vm.call(load_attr(vm, subject, "get"), (key, NULL), {})
             if found is NULL:
                 f.stack.append(None)
@@ -402,7 +414,7 @@ HANDLERS |= {
     "CALL_KW": pops(lambda vm, f, i, keywords: _do_call(vm, f, i.arg, keywords), 1),
     "RETURN_GENERATOR": pushes(lambda vm, f, i: None),  # POP_TOP takes it; the call has made the generator
     "YIELD_VALUE": lambda vm, f, i: YIELD,
-    "GET_YIELD_FROM_ITER": pushes(lambda vm, f, i, value: iterate(vm, value), 1),
+    "GET_YIELD_FROM_ITER": pushes(lambda vm, f, i, value: _delegated(vm, value), 1),
     "LOAD_ASSERTION_ERROR": pushes(lambda vm, f, i: AssertionError),
     "RERAISE": pops(lambda vm, f, i, error: kept(error), 1),
     "LOAD_SPECIAL": pops(

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 
 from ladder.capture.heap.nodes import CaptureError
-from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_key, made_by_native, parts
+from ladder.capture.values.kinds import (
+    descriptor_of,
+    is_a,
+    is_constant,
+    is_key,
+    made_by_native,
+    module_of,
+    parts,
+)
 from ladder.capture.values.shapes import DynamicSize, Growing, Walk, standing
 
 MAKERS: dict[type, str] = {tuple: "", frozenset: "frozenset", Growing: "list"}
@@ -58,7 +66,7 @@ def _made_natively(value: Any, reference: Texts, constant: Texts) -> str:
 
 def is_of_capture(value: Any) -> bool:
     """Say whether `value` is a function that capture itself puts in the place of a builtin."""
-    return type(value) is types.FunctionType and value.__module__.startswith("ladder.capture.")
+    return type(value) is types.FunctionType and module_of(value).startswith("ladder.capture.")
 
 
 def contents(value: Any) -> Any:
@@ -75,8 +83,10 @@ def contents(value: Any) -> Any:
 
 def brief(value: Any) -> str:
     """Return a few words for an object."""
-    named = is_a(value, type | types.FunctionType | types.ModuleType)
-    return f"{type(value).__name__} {value.__name__}" if named else type(value).__name__
+    kind = type(value).__name__
+    if is_a(value, types.ModuleType):  # it may have lost its name
+        return f"{kind} {vars(value).get('__name__')}"
+    return f"{kind} {value.__name__}" if is_a(value, type | types.FunctionType) else kind
 
 
 def is_mutable_class(kind: type) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ladder.capture.heap.nodes import CaptureError
 from ladder.capture.interpreter.endings import Leaving
-from ladder.capture.interpreter.exceptions import abandons, leaves
+from ladder.capture.interpreter.exceptions import abandons, enters, leaves
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import (
     HANDLERS,
@@ -24,6 +24,7 @@ from ladder.capture.interpreter.opcodes import (
 )
 from ladder.capture.python.bytecode import program_of
 from ladder.capture.python.frames import NO_OVERRIDE, Frame
+from ladder.capture.python.tracebacks import kept
 from ladder.capture.values.kinds import is_a
 from ladder.interrupts import asynchronous
 
@@ -97,7 +98,7 @@ def _unwind(vm: Interpreter, frame: Frame, error: BaseException) -> None:
     leaves(vm, frame, error)
     if handler is None:
         abandons(vm, frame, error)
-        raise error
+        kept(error)
     vm.left = 0
     del frame.stack[handler.depth :]
     if handler.lasti:
@@ -120,25 +121,25 @@ def _throw(vm: Interpreter, frame: Frame, error: BaseException) -> Any:
     """Raise `error` where a generator is suspended, first in the generator that it delegates to."""
     ahead = frame.program.instructions[frame.index : frame.index + 2]
     delegates = [item.op for item in ahead] == ["NOP", "JUMP"] and ahead[0].value == FROM_YIELD_FROM
-    if not delegates:
-        return run(vm, frame, [error])
-    target = frame.stack[-1]
     name = "close" if is_a(error, GeneratorExit) else "throw"
-    tell = getattr(target, name, None)
+    tell = getattr(frame.stack[-1], name, None) if delegates else None
+    stop = None
     try:
-        if tell is None or name == "close":
-            tell and tell()
-            raise error
-        given = tell(error)
-    except StopIteration as stop:
+        if name == "throw" and tell is not None:
+            given = tell(error)
+            frame.yielded = True
+            return given
+        tell and tell()
+    except BaseException as raised:
+        if name == "throw" and is_a(raised, StopIteration):
+            stop = raised
+        else:
+            error = raised
+    if stop is not None:
         after_delegation(frame, frame.program.instructions[ahead[1].value], stop.value)
         return run(vm, frame)
-    except BaseException as raised:
-        found = raised
-    else:
-        frame.yielded = True
-        return given
-    return run(vm, frame, [found])
+    enters(vm, frame, error)
+    return run(vm, frame, [error])
 
 
 def drive(vm: Interpreter, frames: list[Frame], errors: list[BaseException]) -> Any:

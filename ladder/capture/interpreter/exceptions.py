@@ -8,12 +8,13 @@ from typing import Any
 from ladder.capture.heap.nodes import CaptureError, Node
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python.frames import Frame, closes
-from ladder.capture.python.tracebacks import HOME, holding, pushed, trimmed
+from ladder.capture.python.tracebacks import HOME, before, holding, pushed, trimmed
 
 
 def leaves(vm: Interpreter, frame: Frame, error: BaseException) -> None:
     """Note that `error` was raised, or came from a call, where `frame` stands."""
     item = frame.program.instructions[frame.index - 1]
+    thrown, vm.thrown = vm.thrown is error, None
     raises = item.op == "RAISE_VARARGS"
     if item.op == "RERAISE" or (raises and not item.arg):
         error.__traceback__ = trimmed(error.__traceback__)
@@ -21,7 +22,8 @@ def leaves(vm: Interpreter, frame: Frame, error: BaseException) -> None:
     if error.__context__ is vm.outer:
         error.__context__ = None  # `surrounded` puts it back: no record may hold it
     node = _node_of(vm, error)
-    if raises or id(error) != vm.left or error.__traceback__ is None:  # else it has come from a frame
+    known = thrown or (id(error) == vm.left and error.__traceback__ is not None)  # it has come from a frame
+    if raises or not known:
         _set_context(vm, error, anew=raises)
     if frame.code.co_filename.startswith(HOME):
         return  # it stands for a builtin, which has no frame
@@ -30,6 +32,14 @@ def leaves(vm: Interpreter, frame: Frame, error: BaseException) -> None:
     if node is not None and vm.recording:
         heap = vm.heap
         heap.change(f"{heap.constant(pushed)}({node.var}, {heap.constant(place)})", [node], set())
+
+
+def enters(vm: Interpreter, frame: Frame, error: BaseException) -> None:
+    """Note that `error` is thrown into the generator of `frame`: its context is what that itself handles."""
+    handled = frame.handled[-1] if frame.handled else None
+    if handled is not None:
+        _chain(vm, error, handled)
+    vm.thrown = error
 
 
 def abandons(vm: Interpreter, frame: Frame, error: BaseException) -> None:
@@ -86,14 +96,17 @@ def is_handled(vm: Interpreter, error: BaseException) -> bool:
 
 def _set_context(vm: Interpreter, error: BaseException, *, anew: bool) -> None:
     current = current_error(vm)
-    if current is None or current is error or (error.__context__ is not None and not anew):
+    if current is not None and (error.__context__ is None or anew):
+        _chain(vm, error, current)
+
+
+def _chain(vm: Interpreter, error: BaseException, current: BaseException) -> None:
+    """Make `current` the context of `error`, and `error` that of none below."""
+    if current is error:
         return
-    inner = current
-    while inner.__context__ is not None:
-        if inner.__context__ is error:
-            set_field(vm, inner, "__context__", None)
-            break
-        inner = inner.__context__
+    above = before(current, error)
+    if above is not None:
+        set_field(vm, above, "__context__", None)
     set_field(vm, error, "__context__", current)
 
 

@@ -57,7 +57,7 @@ class Interpreter:
     beginning: The point where the run began, if that is where the function begins.
     told_compiling: Whether the program has asked if a compiler traces it, and was told so.
     barriers: Instructions that wait for native code to return: no segment can end there.
-    left: The id of the exception that has just left a frame.
+    left: The id of the exception that has just left a frame; `thrown`: one that is thrown into a generator.
     outer: The exception that is being handled around the call.
     modes: The `TorchFunctionMode`s that the segment has entered: none is pushed while it is recorded.
     """
@@ -75,6 +75,7 @@ class Interpreter:
         self.barriers: list[Any] = []
         self.modes: list[Any] = []
         self.left = 0
+        self.thrown: BaseException | None = None
         self.outer = sys.exc_info()[1]
         self.used_dynamic = False
         self.beginning: ResumePoint | None = None

@@ -26,7 +26,7 @@ from ladder.capture.operations.tensor_operators import is_external, tensor_opera
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.python.words import words
-from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant
+from ladder.capture.values.kinds import by_identity, by_value, is_a, is_constant, module_of
 from ladder.capture.values.shapes import DynamicSize
 from ladder.capture.values.tensors import METADATA, UNGUARDED, VIEWS_BY_ATTRIBUTE, is_plain_tensor
 
@@ -34,7 +34,7 @@ _OBJECT_GET: Any = object.__getattribute__
 _PROPERTY_GET: Any = property.__dict__["__get__"]
 PLAIN_HOMES = frozenset(
     {object, tuple, list, dict, set, frozenset, deque, OrderedDict, defaultdict, int, float, str, bytes}
-    | {BaseException, complex, types.FunctionType, functools.partial}
+    | {BaseException, complex, property, types.FunctionType, functools.partial}
     | {
         types.GeneratorType,
         types.SimpleNamespace,
@@ -132,7 +132,7 @@ def _loaded(vm: Interpreter, value: Any, name: str) -> Any:
 
 def _constant_attr(vm: Interpreter, value: Any, name: str) -> Any:
     """Attributes of scalars and other constants are constants, if the class is not the user's."""
-    if type(value).__flags__ & 1 << 9 and type(value).__module__.split(".")[0] not in ("torch", "numpy"):
+    if type(value).__flags__ & 1 << 9 and module_of(type(value)).split(".")[0] not in ("torch", "numpy"):
         return _object_attr(vm, value, type(value), name)
     return getattr(value, name)
 
@@ -244,7 +244,7 @@ def dict_node(vm: Interpreter, value: Any, inside: dict[str, Any]) -> Node:
 def _module_item(vm: Interpreter, module: types.ModuleType, name: str) -> Any:
     """Return an entry of a module's dictionary, or what its own ``__getattr__`` gives for it."""
     names = vars(module)
-    node, path = vm.heap.pin(names), f"{module.__name__}.{name}"
+    node, path = vm.heap.pin(names), f"{names.get('__name__')}.{name}"
     if name in names:
         return vm.heap.load(node, name, names[name], f"{node.var}[{name!r}]", path)
     vm.heap.absent(node, name, f"{name!r} not in {node.var}", path)
@@ -299,7 +299,9 @@ def _bound_to_class(vm: Interpreter, found: Any, value: type, name: str) -> Any:
         return _class_method(vm, found, value)
     if is_a(found, staticmethod):
         return pinned_part(vm, found.__func__)
-    if hasattr(type(found), "__get__") and not is_a(found, types.FunctionType | property):
+    if _is_property(vm, type(found)):
+        return found
+    if hasattr(type(found), "__get__") and not is_a(found, types.FunctionType):
         getter = vm.heap.class_attribute(type(found), "__get__")
         if is_a(getter, types.FunctionType):
             return vm.call_function(getter, (found, None, value), {})
@@ -331,7 +333,9 @@ def bind_descriptor(vm: Interpreter, found: Any, value: Any, kind: type) -> Any:
     described = type(found)
     if described is types.FunctionType:
         return found if value is None else types.MethodType(found, value)
-    if described is property or _is_property(vm, described):
+    if _is_property(vm, described):
+        if found.fget is None:
+            raise CaptureError("a property without a getter")
         return vm.call(pinned_part(vm, found.fget), (value,), {})
     if described is classmethod:
         return _class_method(vm, found, kind)
@@ -350,6 +354,8 @@ def _class_method(vm: Interpreter, found: Any, kind: type) -> Any:
 
 def _is_property(vm: Interpreter, described: type) -> bool:
     """Say whether instances of a subclass of `property` are read as properties are."""
+    if described is property:
+        return True
     return issubclass(described, property) and vm.heap.class_attribute(described, "__get__") is _PROPERTY_GET
 
 

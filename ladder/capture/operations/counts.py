@@ -20,7 +20,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.python.words import words
 from ladder.capture.trace.trace import Value
 from ladder.capture.trace.undo import Effect
-from ladder.capture.values.kinds import is_a
+from ladder.capture.values.kinds import is_a, module_of
 from ladder.capture.values.shapes import DynamicSize
 
 RANKS = frozenset(words("ndim dim ndimension"))
@@ -198,7 +198,7 @@ def gives_as_many(
         if is_counted(vm, args[0]):
             vm.plain(counted_metadata(vm, args[0], "size", (kwargs.get("dim", given),), {}))
         return True
-    return name in _FIXED_LISTS or type(result).__module__.startswith("torch.return_types")
+    return name in _FIXED_LISTS or module_of(type(result)).startswith("torch.return_types")
 
 
 def ranks_are_known(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ from ladder.capture.operations.tensor_operators import read_list, tensor_operato
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values import tensors
-from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_plain
+from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_plain, module_of
 from ladder.capture.values.shapes import DynamicSize
 
 _BUILTIN = types.BuiltinFunctionType
@@ -191,7 +191,7 @@ def _indexed(vm: Interpreter, value: Any) -> bool:
     names = ("__reversed__", "__getitem__", "__len__")
     own, *found = (vm.heap.class_attribute(type(value), name) for name in names)
     return own is NULL and all(
-        is_a(item, types.FunctionType) and item.__module__.startswith("torch.") for item in found
+        is_a(item, types.FunctionType) and module_of(item).startswith("torch.") for item in found
     )
 
 
@@ -207,15 +207,8 @@ def construct(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[s
     if is_a(new, staticmethod):
         new = pinned_part(vm, new.__func__)
     if is_a(new, types.FunctionType):
-        if initialise is not object.__init__:
-            if not is_a(initialise, types.FunctionType) or not is_known(initialise.__code__):
-                raise CaptureError("__init__ is not interpreted")
-            with vm.barrier():
-                made = vm.call_function(new, (kind, *args), kwargs)
-        else:
-            return vm.call_function(new, (kind, *args), kwargs)
-    else:
-        made = _allocate(vm, kind, new, args, kwargs)
+        return vm.call_function(pinned_part(vm, polyfills.construct), (new, kind, *args), kwargs)
+    made = _allocate(vm, kind, new, args, kwargs)
     if not is_a(made, kind) or initialise is object.__init__:
         return made
     return _initialise(vm, made, initialise, args, kwargs)

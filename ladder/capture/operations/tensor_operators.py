@@ -40,7 +40,7 @@ from ladder.capture.trace.undo import Effect, effect_of
 from ladder.capture.values import settings, tensors
 from ladder.capture.values.aliasing import laid_in, storage_of, strides_of
 from ladder.capture.values.fakes import fails_without_values
-from ladder.capture.values.kinds import is_a, is_constant
+from ladder.capture.values.kinds import is_a, is_constant, module_of
 from ladder.capture.values.monitor import Monitor, Refused
 from ladder.interrupts import pass_on
 from ladder.runtime.registered import READ_ONLY
@@ -164,7 +164,7 @@ def _meet_slots(vm: Interpreter, name: str) -> None:
     """Guard the methods behind an operator's symbol: tensors may be given others, which no graph calls."""
     for method in (f"__{name}__", f"__r{name}__"):
         found = vm.heap.class_attribute(torch.Tensor, method)
-        if is_a(found, types.FunctionType) and not found.__module__.startswith("torch."):
+        if is_a(found, types.FunctionType) and not module_of(found).startswith("torch."):
             raise CaptureError(f"{method} of tensors is not torch's")
 
 
@@ -460,7 +460,7 @@ def _only_tensors(result: Any) -> bool:
         return tensors.is_plain_tensor(result)
     if is_a(result, tuple | list):
         kind = type(result)
-        known = kind in (tuple, list) or kind.__module__.startswith("torch.return_types")
+        known = kind in (tuple, list) or module_of(kind).startswith("torch.return_types")
         return known and bool(result) and all(item is None or _only_tensors(item) for item in result)
     return result is None
 

@@ -137,15 +137,15 @@ def make_generator(frame: Frame, resume: Callable[[Frame, Any, bool], Any]) -> G
     """Return a real generator that runs `frame`; ``resume(frame, value, is_exception)`` steps it."""
 
     def body(frame: Frame, resume: Callable[[Frame, Any, bool], Any]) -> Generator[Any, Any, Any]:
-        value = resume(frame, None, False)
-        while frame.yielded:
+        given, is_error = None, False
+        while True:
+            value = resume(frame, given, is_error)
+            if not frame.yielded:
+                return value
             try:
-                sent = yield value
+                given, is_error = (yield value), False
             except BaseException as error:
-                value = resume(frame, error, True)
-            else:
-                value = resume(frame, sent, False)
-        return value
+                given, is_error = error, True
 
     code = body.__code__.replace(co_name=frame.code.co_name, co_qualname=frame.code.co_qualname)
     shaped = FunctionType(code, frame.names, frame.code.co_name)

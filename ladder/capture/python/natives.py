@@ -272,3 +272,6 @@ FRAME_NAMES = frozenset(
 
 FRAME_FUNCTIONS = frozenset(words("locals eval exec"))
 """Built-in functions that do; attributes of these names are something else."""
+
+FRAME_FUNCTIONS_ALONE = frozenset(words("dir vars"))
+"""Built-in functions that do where they are called without arguments."""

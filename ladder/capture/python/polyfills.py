@@ -72,6 +72,17 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
     return capability_of(_get_device_index(device, optional=True))
 
 
+def construct(new: Any, kind: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Stand for `type.__call__` where ``__new__`` is a Python function, which may choose another class."""
+    made = new(kind, *args, **kwargs)
+    own = type(made)
+    if kind in own.__mro__ and own.__init__ is not object.__init__:
+        returned = own.__init__(made, *args, **kwargs)
+        if returned is not None:
+            raise TypeError(f"__init__() should return None, not '{type(returned).__name__}'")
+    return made
+
+
 OF_OBJECTS = ("__reduce__", "__reduce_ex__", "__getstate__", "__new__")
 OF_PICKLING = ("__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
@@ -128,7 +139,7 @@ def copy_(value: Any) -> Any:
 def deepcopy_(value: Any, memo: dict[int, Any] | None = None) -> Any:
     """Stand for `copy.deepcopy`, of containers and of objects that are no more than their dictionaries."""
     kind = type(value)
-    if kind in _ATOMIC or issubclass(kind, _CLASSES):
+    if (kind in _ATOMIC and kind is not slice) or issubclass(kind, _CLASSES):
         return value
     memo = {} if memo is None else memo
     key = identity(value)
@@ -140,6 +151,8 @@ def deepcopy_(value: Any, memo: dict[int, Any] | None = None) -> Any:
         if all([new is old for new, old in zip(made, value)]):  # noqa: B905, C419
             made = value
         memo[key] = made
+    elif kind is slice:
+        made = memo[key] = slice(*[deepcopy_(item, memo) for item in (value.start, value.stop, value.step)])
     elif kind is list:
         made = memo[key] = []
         for item in value:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from ladder.capture.python.bytecode import program_of
-from ladder.capture.python.natives import FRAME_FUNCTIONS, FRAME_NAMES
+from ladder.capture.python.natives import FRAME_FUNCTIONS, FRAME_FUNCTIONS_ALONE, FRAME_NAMES
 from ladder.capture.python.words import words
 
 COMPUTING = frozenset(
@@ -66,10 +67,14 @@ def reason_not_to_capture(function: Any) -> str:
 
 def frame_names(code: types.CodeType) -> frozenset[str]:
     """Return the names by which `code` itself looks at frames: attributes, and built-in functions."""
-    if FRAME_FUNCTIONS.isdisjoint(code.co_names):
-        return FRAME_NAMES.intersection(code.co_names)
-    called = {item.value for item in program_of(code).instructions if item.op in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return FRAME_NAMES.intersection(code.co_names) | FRAME_FUNCTIONS.intersection(called)
+    names = FRAME_NAMES.intersection(code.co_names)
+    if (FRAME_FUNCTIONS | FRAME_FUNCTIONS_ALONE).isdisjoint(code.co_names):
+        return names
+    steps = [item for item in program_of(code).instructions if item.op not in ("NOP", "PUSH_NULL")]
+    pairs = [(item.value, then) for item, then in pairwise(steps) if item.op in ("LOAD_GLOBAL", "LOAD_NAME")]
+    alone = {value for value, then in pairs if then.op == "CALL" and not then.arg}
+    named = FRAME_FUNCTIONS.intersection(value for value, _ in pairs)
+    return names | named | FRAME_FUNCTIONS_ALONE.intersection(alone)
 
 
 def only_computes(function: types.FunctionType) -> bool:

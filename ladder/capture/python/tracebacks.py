@@ -11,7 +11,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from ladder.capture.python.frames import is_stand_in
 
@@ -88,13 +88,22 @@ def surrounded(error: BaseException, outer: BaseException | None) -> None:
         error = error.__context__
     if outer is None or error is outer or error.__context__ is not None:
         return
-    inner = outer
-    while inner.__context__ is not None:
-        if inner.__context__ is error:
-            inner.__context__ = None
-            break
-        inner = inner.__context__
+    above = before(outer, error)
+    if above is not None:
+        above.__context__ = None
     error.__context__ = outer
+
+
+def before(top: BaseException, error: BaseException) -> BaseException | None:
+    """Return which of `top` and its contexts, which may go round, has `error` for its context."""
+    seen: set[int] = set()
+    inner: BaseException | None = top
+    while inner is not None and id(inner) not in seen:
+        if inner.__context__ is error:
+            return inner
+        seen.add(id(inner))
+        inner = inner.__context__
+    return None
 
 
 def again(error: BaseException) -> None:
@@ -103,7 +112,7 @@ def again(error: BaseException) -> None:
     kept(error)
 
 
-def kept(error: BaseException) -> None:
+def kept(error: BaseException) -> NoReturn:
     """Raise `error`, whose context stays as it is: what is being handled here is not the program's."""
     context = error.__context__
     try:

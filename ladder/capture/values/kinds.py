@@ -31,6 +31,12 @@ def is_a(value: object, kinds: Any) -> bool:
     return issubclass(type(value), kinds)
 
 
+def module_of(value: Any) -> str:
+    """Return the name of the module that a class or function says it is of; empty where it says none."""
+    found = value.__module__
+    return found if type(found) is str else ""
+
+
 TYPING: frozenset[type] = frozenset(
     type(form)
     for form in (

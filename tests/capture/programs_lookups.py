@@ -1,0 +1,264 @@
+"""What classes, properties, `super` and modules give where they are used in seldom ways."""
+
+from __future__ import annotations
+
+import copy
+import types
+
+from capture_world import calls, normal, programs_of
+from torch import nn
+
+
+class ClassProperty(property):
+    """Gives of the class what `property` gives of an object."""
+
+    def __get__(self, value, owner=None):
+        return self.fget(owner)
+
+
+class Sized:
+    @ClassProperty
+    def size(cls):  # noqa: N805
+        return cls.width * 3
+
+    width = 2
+    silent = property(doc="nothing reads it")
+
+
+class Wider(Sized):
+    width = 5
+
+
+def _class_properties():
+    def fn(x):
+        return x * Sized.size + Wider().size, Wider.size
+
+    return calls(fn, *[lambda: (normal(3),)] * 3)
+
+
+def _properties_without_functions():
+    def fn(x, k):
+        sized = Sized()
+        if k == 0:
+            return x + 1, sized.silent
+        if k == 1:
+            sized.silent = x
+        if k == 2:
+            del sized.silent
+        return x * 2, Sized.silent.__doc__
+
+    return calls(fn, *[lambda k=k: (normal(3), k) for k in (0, 1, 2, 3, 0, 3)])
+
+
+class Shape:
+    """Its own `__new__` chooses another class, whose `__init__` is then called."""
+
+    def __new__(cls, side, *rest, **named):
+        if side == 0:
+            return "no shape"
+        return object.__new__(Circle if side < 0 else cls)
+
+
+class Circle(Shape):
+    def __init__(self, side, *rest, **named):
+        self.side, self.rest, self.named = -side, rest, named
+
+
+class Wrong(Circle):
+    def __init__(self, side):
+        return side
+
+
+class Raises(Circle):
+    def __init__(self, side):
+        self.side = 1 / (side - 1)
+
+
+def _objects_of_other_classes():
+    def fn(x, k):
+        if k == 0:
+            circle = Shape(-3, 1, unit="m")
+            return x * circle.side, type(circle).__name__, circle.rest, circle.named
+        if k == 1:
+            return x + 1, Shape(0), Circle(0), type(Shape(2)).__name__
+        if k == 2:
+            return Wrong(3)
+        if k == 3:
+            return Raises(1)
+        return Circle()
+
+    return calls(fn, *[lambda k=k: (normal(3), k) for k in (0, 1, 2, 3, 4, 0, 1)])
+
+
+CELL = types.CellType(3)
+
+
+class Base:
+    def plain(self):
+        return super().__init__
+
+    def held(self):
+        def inner():
+            return self
+
+        return super().__self__ is inner()
+
+    def gone(self):
+        del self
+        return super()
+
+    def gone_from_cell(self):
+        def inner():
+            return self
+
+        del self
+        return super(), inner
+
+    def many(*every):
+        return super()
+
+    def named(*, self):
+        return super()
+
+
+def free(self):
+    return super()
+
+
+def _super_without_arguments():
+    def fn(x, k):
+        base, y = Base(), x * 2
+        if k == 0:
+            return y, base.held()
+        if k == 1:
+            return Base.plain(CELL)
+        if k == 2:
+            return base.gone()
+        if k == 3:
+            return base.gone_from_cell()
+        if k == 4:
+            return base.many()
+        if k == 5:
+            return Base.named(self=base)
+        return free(base)
+
+    return calls(fn, *[lambda k=k: (normal(3), k) for k in (0, 1, 2, 3, 4, 5, 6, 0, 1)])
+
+
+def names_of_variables(x, scale):
+    def inner():
+        return scale
+
+    return dir(), sorted(vars()), inner()
+
+
+def _names_of_variables():
+    def fn(x):
+        return x * 2, names_of_variables(x, 3)
+
+    return calls(fn, *[lambda: (normal(3),)] * 3)
+
+
+def _modules_without_a_name():
+    bare = types.ModuleType("bare")
+    bare.width = 3
+    del bare.__name__
+
+    def fn(x):
+        made = types.ModuleType.__new__(types.ModuleType)
+        made.width = bare.width
+        return x * made.width
+
+    return calls(fn, *[lambda: (normal(3),)] * 2)
+
+
+class Layers(nn.ModuleList):
+    def __getitem__(self, at):
+        return [*self._modules.values()][at]
+
+
+Layers.__getitem__.__module__ = None
+
+
+def _functions_of_no_module():
+    layers = Layers([nn.ReLU(), nn.Tanh()])
+
+    def fn(x):
+        for layer in reversed(layers):
+            x = layer(x)
+        return x
+
+    return calls(fn, *[lambda: (normal(3),)] * 2)
+
+
+class Degrees(float):
+    """What a pattern takes whole, as it does a number."""
+
+
+class Pair:
+    __match_args__ = ("first", "second")
+
+    def __init__(self, first, second):
+        self.first, self.second = first, second
+
+
+class Listed(Pair):
+    __match_args__ = ["first"]
+
+
+class Numbered(Pair):
+    __match_args__ = (1,)
+
+
+class Names:
+    """Names that patterns look up."""
+
+    text, first, second, called = str, "first", "first", 3
+
+
+def matched(subject, k):  # noqa: C901 one pattern each
+    match subject:
+        case Degrees(value) if k == 0:
+            return value + 1
+        case Pair(one, first=two) if k == 1:
+            return one, two
+        case Pair(one, two, three) if k == 2:
+            return one, two, three
+        case Listed(one) if k == 3:
+            return one
+        case Numbered(one) if k == 4:
+            return one
+        case range(one) if k == 5:
+            return one
+        case Names.text(one, two) if k == 6:
+            return one, two
+        case {Names.first: one, Names.second: two} if k == 7:
+            return one, two
+        case Names.called(one) if k == 8:
+            return one
+    return "no match"
+
+
+def _patterns():
+    def fn(x, k):
+        subject = (Degrees(3.5), Pair(1, 2), Pair(1, 2), Listed(1, 2), Numbered(1, 2), range(3), "text")
+        subject = (*subject, {"first": x}, 3)[k]
+        try:
+            return x + 1, matched(subject, k)
+        except (TypeError, ValueError, AttributeError) as error:
+            return x * 2, str(error)
+
+    return calls(fn, *[lambda k=k: (normal(3), k) for k in range(9)])
+
+
+def _copies_of_slices():
+    def fn(x):
+        bounds = slice([1], [x, 3])
+        copied = copy.deepcopy({"bounds": bounds})["bounds"]
+        copied.stop[0].add_(1)
+        return copied.start is bounds.start, copied.stop, bounds.stop, x[copy.deepcopy(slice(1, None))]
+
+    return calls(fn, *[lambda: (normal(3),)] * 2)
+
+
+programs_of(globals(), "lookup")
