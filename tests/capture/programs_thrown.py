@@ -150,6 +150,82 @@ def _contexts_that_go_round():
     return calls(fn, *[lambda: (normal(3),)] * 2)
 
 
+def ends_recording():
+    """Break the graph where no segment can end."""
+
+    def stops():
+        class Made:
+            pass
+
+        yield Made
+
+    next(stops())
+
+
+@contextlib.contextmanager
+def without_context():
+    try:
+        yield
+    except IndexError:
+        error = KeyError("alone")
+        try:
+            raise error
+        finally:
+            error.__context__ = None
+
+
+@contextlib.contextmanager
+def stacked():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(without_context())
+        yield
+
+
+def _contexts_that_are_taken_away():
+    def fn(x, k, stops):
+        if stops:
+            ends_recording()
+        found = []
+        for manager in (without_context, stacked):
+            try:
+                with manager():
+                    raise IndexError
+            except KeyError as error:
+                found.append(chain(error))
+        first, second = KeyError("first"), ValueError("second")
+        try:
+            raise first
+        except KeyError as error:
+            second.__cause__ = error
+        return x * k, found, second.__cause__ is first, second.__suppress_context__, second.__context__
+
+    return calls(fn, *[lambda k=k: (normal(3), k, k > 2) for k in (1, 2, 3, 4, 1)])
+
+
+class Nothing:
+    pass
+
+
+class Enters:
+    def __enter__(self):
+        return 3
+
+
+def _managers_of_the_wrong_kind():
+    def fn(x, stops):
+        if stops:
+            ends_recording()
+        for manager in (Nothing(), Enters(), 3):
+            try:
+                with manager as scale:
+                    x = x * scale
+            except TypeError as error:
+                x = x + len(str(error))
+        return x
+
+    return calls(fn, *[lambda k=k: (normal(3), k) for k in (False, False, True)])
+
+
 async def waits():
     return 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import types
 from typing import Any
 
@@ -78,9 +79,7 @@ def _bound(vm: Interpreter, frame: Frame, name: str) -> Any:
 def special_method(vm: Interpreter, value: Any, name: str) -> Any:
     """Return the bound special method `name`, looked up on the type."""
     kind = type(value)
-    if not vm.recording:
-        return types.MethodType(getattr(kind, name), value)
-    found = vm.heap.class_attribute(kind, name)
+    found = vm.heap.class_attribute(kind, name) if vm.recording else inspect.getattr_static(kind, name, NULL)
     if found is NULL:
         raise TypeError(
             f"'{name_of_kind(value)}' object does not support the context manager protocol"

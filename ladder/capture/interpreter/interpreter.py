@@ -183,8 +183,14 @@ class Interpreter:
         return Through([place_of(frame) for frame in self.frames], function)
 
     def natively(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call `function` as CPython would here."""
-        args, kwargs = self.plain_given(args, kwargs)
+        """Call `function` as CPython would here; what it raises has got its context."""
+        try:
+            return self._natively(function, *self.plain_given(args, kwargs))
+        except BaseException as error:
+            self.left = id(error)
+            raise
+
+    def _natively(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handled = next((frame.handled for frame in reversed(self.frames) if frame.handled), [])
         if not handled or handled[-1] is None:
             return function(*args, **kwargs)

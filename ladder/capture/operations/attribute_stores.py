@@ -13,6 +13,7 @@ import torch
 import torch.fx
 
 from ladder.capture.heap.nodes import CaptureError
+from ladder.capture.interpreter.exceptions import set_field
 from ladder.capture.interpreter.graph_arguments import value_of
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import call_in_statement, recorded
@@ -36,6 +37,9 @@ from ladder.capture.values.tensors import is_plain_tensor
 _OBJECT_SET: Any = object.__setattr__
 _OBJECT_DELETE: Any = object.__delattr__
 _TRACEBACK: Any = BaseException.__dict__["__traceback__"]
+_CHAINED: Any = tuple(
+    BaseException.__dict__[name] for name in ("__context__", "__cause__", "__suppress_context__")
+)
 _REQUIRES: Any = torch.Tensor.requires_grad
 
 
@@ -69,6 +73,9 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     if found is _TRACEBACK and not is_external(vm, value):
         setter(value, name, item)  # where an error made here has been is no part of what is made again
         return
+    if found in _CHAINED and vm.recording:
+        chained(vm, value, name, item)
+        return
     if found is _GETTER and is_plain_tensor(value):
         store_data(vm, value, item)
         return
@@ -99,6 +106,14 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     vm.heap.change(text, targets, uses)
     if vm.heap.steps[-1].keep:
         vm.heap.steps[-1].replaced = value, name, before if is_constant(before) else NULL
+
+
+def chained(vm: Interpreter, error: BaseException, name: str, item: Any) -> None:
+    """Do ``error.__context__ = item``, or the same of the cause, which hides the context."""
+    if is_external(vm, error):
+        raise CaptureError(f"{name} of an exception from outside is set")
+    set_field(vm, error, name, item)
+    vm.heap.node(error).written |= {"__suppress_context__"} if name == "__cause__" else set()
 
 
 def _followed_descriptor(vm: Interpreter, found: Any, name: str, *rest: Any) -> bool:
