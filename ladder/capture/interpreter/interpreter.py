@@ -191,6 +191,8 @@ class Interpreter:
             raise
 
     def _natively(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.recording and type(function) is not Through:  # it may look at the frames that call it
+            function = self.through(function)
         handled = next((frame.handled for frame in reversed(self.frames) if frame.handled), [])
         if not handled or handled[-1] is None:
             return function(*args, **kwargs)
