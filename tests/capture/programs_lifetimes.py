@@ -7,6 +7,7 @@ import enum
 import functools
 import threading
 import types
+import weakref
 
 import torch
 from capture_world import World, calls, normal, program
@@ -420,3 +421,23 @@ def enum_types():
         lambda: (normal(3), True, "x"),
         lambda: (normal(3), E.A, S.X),
     )
+
+
+@program
+def proxies_of_what_a_variable_holds():
+    def fn(x):
+        held = functools.partial(int, base=16)
+        proxy = weakref.proxy(held)
+        function = held.func
+
+        class Breaks:
+            pass
+
+        try:
+            x = x + (function is proxy.func)
+        except ReferenceError:
+            x = x - 100
+        held = None
+        return x, isinstance(held, Breaks), weakref.getweakrefcount(fn)
+
+    return calls(fn, *[lambda: (normal(3),)] * 3)

@@ -22,8 +22,8 @@ from ladder.capture.operations.attributes import CACHED, load_attr
 from ladder.capture.operations.builtin_functions import BUILTINS
 from ladder.capture.operations.function_modes import ABOUT_MODES, told_of_modes
 from ladder.capture.operations.functions import generator_of, new_frame
-from ladder.capture.operations.modeled import call_cached, modeled
-from ladder.capture.operations.native_calls import annotated, instantiate, may_have_died, native
+from ladder.capture.operations.modeled import call_cached, may_have_died, modeled
+from ladder.capture.operations.native_calls import annotated, instantiate, native
 from ladder.capture.operations.objects import (
     identify,
     met_part,

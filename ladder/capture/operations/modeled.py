@@ -13,6 +13,7 @@ import logging
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -136,6 +137,27 @@ def one_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: 
     """Call what ``torch.compiler.allow_in_graph`` was given: one operator, of tensors of these extents."""
     settle_extents(vm, torch.utils._pytree.tree_leaves((args, kwargs)))
     return tensor_operator(vm, function, args, kwargs)
+
+
+def outlives(vm: Interpreter, target: Any) -> bool:
+    """Say whether `target` lives longer than this segment: records hold classes that they name."""
+    node = vm.heap.find(target)
+    if id(target) in vm.heap.arguments or (is_a(target, type) and (node is None or node.stable)):
+        return True
+    return node is not None and node.external and not may_have_died(vm)
+
+
+def may_have_died(vm: Interpreter) -> bool:
+    """Say whether something from outside may have lost its last reference in this segment."""
+    taken_up = vm.point is not None and bool(vm.point.layouts)
+    return taken_up or any(step.keep for step in vm.heap.steps)
+
+
+def refer_weakly(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what makes or looks at weak references: the graph breaks where the object lives in any case."""
+    if not args or not outlives(vm, args[0]):
+        raise vm.leave("a weak reference to what may die meanwhile")
+    raise CaptureError("a weak reference")
 
 
 _FLEX = "torch._higher_order_ops.flex_attention"
@@ -403,6 +425,7 @@ FUNCTIONS: dict[Any, Call] = {
     torch._check_with: check,
     torch.cond: in_python(polyfills.cond_),
     torch.compile: compile_eagerly,
+    **dict.fromkeys((weakref.proxy, weakref.getweakrefs, weakref.getweakrefcount), refer_weakly),
     importlib.import_module: import_by_name,
     torch._ops.HigherOrderOperator.__call__: follow_dense,
     while_loop: in_python(polyfills.while_loop_),

@@ -22,7 +22,7 @@ from ladder.capture.operations.containers import container_method
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.metadata import read_metadata
-from ladder.capture.operations.modeled import FUNCTIONS, METHODS
+from ladder.capture.operations.modeled import FUNCTIONS, METHODS, outlives
 from ladder.capture.operations.moving import open_tuple
 from ladder.capture.operations.native_iterators import CALLING, native_iterator, runs_code
 from ladder.capture.operations.objects import perform, pinned_part, require_fitting
@@ -55,20 +55,6 @@ _MADE_EMPTY = (object, dict, list, set, OrderedDict, defaultdict, deque, types.S
 _OF_CLASSES = ("__new__", "__instancecheck__", "__subclasscheck__", "__subclasses__")
 
 
-def _outlives(vm: Interpreter, target: Any) -> bool:
-    """Say whether `target` lives longer than this segment: records hold classes that they name."""
-    node = vm.heap.find(target)
-    if id(target) in vm.heap.arguments or (is_a(target, type) and (node is None or node.stable)):
-        return True
-    return node is not None and node.external and not may_have_died(vm)
-
-
-def may_have_died(vm: Interpreter) -> bool:
-    """Say whether something from outside may have lost its last reference in this segment."""
-    taken_up = vm.point is not None and bool(vm.point.layouts)
-    return taken_up or any(step.keep for step in vm.heap.steps)
-
-
 def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a class."""
     heap = vm.heap
@@ -79,7 +65,7 @@ def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict
     if kind in _POLYFILLS or runs_code(vm, kind, args):
         return annotated(vm, kind, args, kwargs)
     if issubclass(kind, weakref.ReferenceType):
-        if kind is not weakref.ref or len(args) != 1 or not _outlives(vm, args[0]):
+        if kind is not weakref.ref or len(args) != 1 or not outlives(vm, args[0]):
             raise vm.leave("a weak reference to what may die meanwhile")
         return perform(vm, kind, args, kwargs, [])
     if kind is reversed and len(args) == 1 and not kwargs and _indexed(vm, args[0]):
