@@ -1,16 +1,19 @@
-"""Tensors of Python's numbers of which some are open, as a time step is: the graph makes them of parts."""
+"""Tensors of numbers: of open ones, as a time step is, the graph makes them; those of arrays are copied."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from ladder.capture.heap.nodes import Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
+from ladder.capture.operations.objects import is_fixed
 from ladder.capture.python.frames import NULL
 from ladder.capture.values import tensors
+from ladder.capture.values.kinds import is_a
 
 MAKERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 
@@ -28,9 +31,13 @@ def number_tensor(
 ) -> Any:
     """Return the tensor that `function` makes of a number or a list of some, filled with what is open.
 
+    What it copies of an array that is the same in each run is a tensor that the record holds.
+
     run: Runs a tensor operator.
     Returns `NULL` where no number is open, or not all are whole or fractions: torch then takes what they are.
     """
+    if function in (torch.tensor, torch.as_tensor) and len(args) == 1 and is_a(args[0], np.ndarray):
+        return _of_array(vm, function, args[0], kwargs, run)
     if function not in MAKERS or len(args) != 1 or not kwargs.keys() <= {"dtype", "device"}:
         return NULL
     if not vm.heap.shapes or tensors.maps_rows():
@@ -50,6 +57,20 @@ def number_tensor(
         shape = (1,) if type(given) in (list, tuple) else ()
         return run(vm, torch.full, (shape, numbers[0]), options)
     return run(vm, torch.stack, ([run(vm, torch.full, ((), number), options) for number in numbers],), {})
+
+
+def _of_array(vm: Interpreter, function: Any, array: Any, options: Mapping[str, Any], run: Operator) -> Any:
+    """Return a tensor that copies an array; `NULL` where it does not, or another run may find another."""
+    numbers = array.dtype.kind in "biufc" and options.keys() <= {"dtype", "device"}
+    if vm.aside or tensors.maps_rows() or not numbers or not is_fixed(vm, array):
+        return NULL
+    held = torch.tensor(array)
+    same = not array.flags.c_contiguous or (options.get("dtype") or held.dtype) is held.dtype
+    if function is torch.as_tensor and same:
+        return NULL
+    name = vm.heap.constant(held)
+    vm.heap.meet(held, vm.heap.guard.bind(name, name), name, stable=True)
+    return run(vm, torch.Tensor.to, (held,), {**options, "copy": True})
 
 
 def _is_open(number: Any) -> bool:
