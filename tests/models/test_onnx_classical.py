@@ -16,8 +16,10 @@ from ladder.faults import LadderWarning
 from ladder.runtime.model.program import ImportRefused
 from ladder.runtime.onnx_ops import trees as trees_in_torch
 from ladder.runtime.onnx_ops.evaluate import operation_of
+from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 from ladder.runtime.onnx_ops.trees import coupled
+from ladder.runtime.onnx_ops.values import array_of
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
 
@@ -365,6 +367,8 @@ def test_support_vectors(labels: list[Any], proba: bool) -> None:
         assert names[row] == labels[votes.argmax()]
         if proba:
             assert np.abs(scores[row].numpy() - coupled(chance)).max() < 1e-3
+    none = fast(torch.zeros(0, 3))
+    assert [tuple(value.shape) for value in none] == [(0,), (0, scores.shape[1])]
 
 
 def test_columns_of_a_vector_are_a_row() -> None:
@@ -394,3 +398,26 @@ def test_arithmetic_on_other_types_stays() -> None:
     model = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets, ir_version=9)
     found = ladder.compile(model)(torch.tensor([[1e8 + 0.25]], dtype=torch.float64))
     assert found.tolist() == [[0.25]]
+
+
+@pytest.mark.parametrize("texts", [True, False])
+def test_labels_are_those_of_scores_that_logistic_ones_hide(texts: bool) -> None:
+    """Scores of 30 and 40 are both 1 as float32; each class has its own row, or one row is for two."""
+    labels = {"classlabels_strings": ["a", "b", "c"]} if texts else {"classlabels_ints": [5, 7, 9]}
+
+    def labelled(x: Any, coefficients: list[float], count: int) -> tuple[list[Any], Any]:
+        given = {name: values[:count] for name, values in labels.items()}
+        given |= {"coefficients": coefficients, "intercepts": [0.0] * len(coefficients)}
+        op = Operation("ai.onnx.ml::LinearClassifier", 1, {**given, "post_transform": "LOGISTIC"}, 2)
+        found, scores = TABLE[op.name](op, x)
+        return array_of(found).tolist(), scores
+
+    names = next(iter(labels.values()))
+    x = torch.tensor([[1.0], [-1.0]])
+    found, scores = labelled(x, [30.0, 40.0, -50.0], 3)
+    assert found == [names[1], names[2]]
+    torch.testing.assert_close(scores, torch.sigmoid(x @ torch.tensor([[30.0, 40.0, -50.0]])))
+    assert labelled(x, [30.0], 2)[0] == [names[1], names[0]]
+    assert labelled(x, [30.0], 1)[0] == [names[0], "" if texts else 0]
+    assert labelled(x[:0], [30.0, 40.0, -50.0], 3)[1].shape == (0, 3)
+    assert labelled(x.to(torch.int64), [30.0, 40.0, -50.0], 3)[0] == found

@@ -276,3 +276,13 @@ def test_scales_that_are_no_extents_are_one_error(factor: float) -> None:
             "Resize",
             [np.ones((1, 2), np.float32), np.zeros(0, np.float32), np.array([1, factor], np.float32)],
         )
+
+
+@pytest.mark.parametrize("shape", [[0, 3, -1, 8], [0, 0, -1, 8], [0, -1, 8], [-1, 3, 4, 8], [0, 0, 0, -1]])
+@pytest.mark.parametrize("kind", [np.uint8, np.float32, object])
+def test_no_elements_are_reshaped_as_some_would_be(shape: list[int], kind: Any) -> None:
+    wanted = np.zeros((1, 3, 32, 1)).reshape(
+        [(1, 3, 32, 1)[at] if n == 0 else n for at, n in enumerate(shape)]
+    )
+    (found,) = ran("Reshape", [np.zeros((0, 3, 32, 1), kind), np.array(shape)])
+    assert found.shape == (0, *wanted.shape[1:])

@@ -100,15 +100,43 @@ def _with_label_of_nan(op: Operation, x: Any, found: Any) -> Any:
     return value_of(labels)
 
 
+def _of_any_rows(function: Run) -> Run:
+    """Return the row of a model of rows that also takes none of them."""
+
+    def run(op: Operation, x: Any) -> Any:
+        if not len(x):
+            return tuple(value[:0] for value in function(op, x.new_zeros(1, *x.shape[1:])))
+        return function(op, x)
+
+    return run
+
+
+def _classified(op: Operation, x: Any) -> Any:
+    """Labels are those of the largest scores; logistic ones may be alike, since they end at 1."""
+    rows = x if x.ndim == 2 else x.reshape(1, -1)
+    weights = _numbers(op, "coefficients", x).reshape(-1, rows.shape[1])
+    scores = rows @ weights.T + _numbers(op, "intercepts", x)
+    texts = op.get("classlabels_strings")
+    labels = list(texts or op.get("classlabels_ints") or [1])
+    if len(weights) == 1 and len(labels) == 2:
+        scores = torch.cat([-scores, scores], 1)
+    if scores.shape[1] == 1:
+        chosen, labels = (scores[:, 0] >= 0).long(), ["" if texts else 0, labels[0]]
+    else:
+        chosen = scores.argmax(1)
+    found = np.array(labels, object if texts else np.int64)[chosen.cpu().numpy()]
+    return value_of(found), POST[op.get("post_transform", "NONE")](scores)
+
+
 CLASSICAL: Mapping[str, Run] = {
     "ai.onnx.ml::Scaler": in_reals(_scaled),
     "ai.onnx.ml::Normalizer": in_reals(_normalized),
     "ai.onnx.ml::LinearRegressor": in_reals(_regressed),
     "ai.onnx.ml::OneHotEncoder": _one_hot,
     "ai.onnx.ml::LabelEncoder": _label_encoder,
-    **{
-        f"ai.onnx.ml::{name}": in_reals(evaluated)
-        for name in ("FeatureVectorizer", "LinearClassifier", "SVMClassifier", "SVMRegressor")
-    },
+    "ai.onnx.ml::FeatureVectorizer": in_reals(evaluated),
+    "ai.onnx.ml::LinearClassifier": in_reals(_classified),
+    "ai.onnx.ml::SVMClassifier": in_reals(_of_any_rows(evaluated)),
+    "ai.onnx.ml::SVMRegressor": in_reals(_of_any_rows(evaluated)),
 }
 """Classical models, and operators that prepare what they read."""

@@ -56,10 +56,17 @@ def nothing_of(x: Any) -> Any:
 
 
 def _reshape(op: Operation, x: Any, shape: Any = None) -> Any:
+    """Give another shape; of no elements, extents that are kept do not count for the one that is open."""
     wanted = op.axes(shape, "shape") or []
-    if not op.get("allowzero", 0):
-        wanted = [x.shape[at] if extent == 0 else extent for at, extent in enumerate(wanted)]
-    return x.reshape(wanted)
+    kept = (
+        {} if op.get("allowzero", 0) else {at: x.shape[at] for at, extent in enumerate(wanted) if not extent}
+    )
+    if -1 in wanted and 0 in x.shape:
+        given = prod(extent for at, extent in enumerate(x.shape) if at not in kept)
+        stated = prod(extent for extent in wanted if extent > 0)
+        if given % stated == 0:
+            wanted = [given // stated if extent == -1 else extent for extent in wanted]
+    return x.reshape([kept.get(at, extent) for at, extent in enumerate(wanted)])
 
 
 def _flatten(op: Operation, x: Any) -> Any:
