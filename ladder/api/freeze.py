@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -240,16 +241,27 @@ def _frozen(function: Any, watched: _Watched, given: Mapping[str, Any], result: 
     kept = [at for at, value in enumerate(values) if id(value) not in places]
     order = {at: places[id(value)] for at, value in enumerate(values) if id(value) in places}
     order |= {at: len(tensors) + number for number, at in enumerate(kept)}
-    stored = tuple(values[at] if isinstance(values[at], torch.Tensor) else None for at in kept)
-    everything = [*found, *tensors, *stored]
-    results = structure_of(result, lambda tensor, path: _returned(tensor, path, everything), "the result")
+    stored = [values[at] if isinstance(values[at], torch.Tensor) else None for at in kept]
+    everything, own = [*found, *tensors, *stored], _held_by(function)
+    place = partial(_returned, everything=everything, own=own)
+    results = structure_of(result, place, "the result")
+    stored = everything[len(found) + len(tensors) :]
     (built,) = watched.compiler.built
     ((graph, examples),) = watched.graphs
     limits = limits_of(graph)
-    return Frozen(function, built, graph, examples, parameters, results, order, tuple(names), stored, limits)
+    of_call, of_model = tuple(names), tuple(stored)
+    return Frozen(function, built, graph, examples, parameters, results, order, of_call, of_model, limits)
 
 
-def _returned(tensor: torch.Tensor, path: str, everything: list[Any]) -> Structure:
+def _held_by(function: Any) -> list[torch.Tensor]:
+    """Return the parameters and buffers of a model."""
+    return [*function.parameters(), *function.buffers()] if isinstance(function, torch.nn.Module) else []
+
+
+def _returned(tensor: torch.Tensor, path: str, everything: list[Any], own: list[torch.Tensor]) -> Structure:
+    """Return the place of a result in `everything`; one of its `own` that no operator reads is added."""
+    new = all(tensor is not each for each in everything)
+    everything += [tensor] if new and any(tensor is each for each in own) else []
     for at, other in enumerate(everything):
         if other is tensor:
             return {"tensor": at}

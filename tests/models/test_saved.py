@@ -152,6 +152,35 @@ def test_tied_weights_are_written_once(tmp_path: Path) -> None:
     assert loaded.nbytes == 64 * 64 * 4
 
 
+def test_what_a_model_holds_is_returned_though_nothing_reads_it(tmp_path: Path) -> None:
+    """As a quantizer of vectors does, whose loss is 0 unless it is trained."""
+
+    class Quantizer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Linear(4, 4)
+            self.register_buffer("zero", torch.tensor(0.0), persistent=False)
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            return {"y": self.table(x), "losses": [self.zero, self.zero], "bias": self.table.bias}
+
+    class Elsewhere(Quantizer):
+        def forward(self, x: Tensor) -> Any:
+            return self.table(x), constant
+
+    torch.manual_seed(0)
+    model, constant, x = Quantizer(), torch.ones(2), torch.randn(2, 4)
+    with torch.no_grad():
+        found = ladder.load(ladder.compile(model).export(tmp_path / "a.ladder", x))(x + 1)
+        assert error(found["y"], model(x + 1)["y"]) < 1e-5
+        assert found["losses"] == [0, 0]
+        assert torch.equal(found["bias"], model.table.bias)
+        with pytest.raises(ladder.ShapeError, match="argument or a parameter"):
+            ladder.compile(model).to_onnx(tmp_path / "a.onnx", x)
+        with pytest.raises(ladder.ShapeError, match=r"result\[1\] is a tensor that the graph"):
+            ladder.compile(Elsewhere()).export(tmp_path / "a.ladder", x)
+
+
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
     def prints(x: Tensor) -> Tensor:
         if x.sum() > 0:
