@@ -229,6 +229,16 @@ class Numbered(Pair):
     __match_args__ = (1,)
 
 
+def _subscripted_classes_made_in_the_call():
+    def fn(x):
+        group = collections.namedtuple("Group", "key items")
+        typed = group[int]
+        made = typed(1, [x])
+        return x + 1, type(made) is group, typed.__origin__ is group, list[group].__args__[0] is group
+
+    return calls(fn, *[lambda: (normal(3),)] * 3)
+
+
 class Names:
     """Names that patterns look up."""
 

@@ -394,7 +394,8 @@ def _generic_alias(vm: Interpreter, kind: type, key: Any) -> Any:
         raise CaptureError(f"the class {kind.__qualname__} is subscripted")
     uses: set[str] = set()
     found = kind[key]  # type: ignore[index]
-    vm.heap.fresh(found, f"{vm.heap.constant(kind)}[{vm.heap.reference(key, uses)}]", uses)
+    made = vm.heap.reference(kind, uses)  # a class may be made in the call too
+    vm.heap.fresh(found, f"{made}[{vm.heap.reference(key, uses)}]", uses)
     return found
 
 
