@@ -20,6 +20,7 @@ import contextlib
 import copy
 import fcntl
 import functools
+import inspect
 import os
 import re
 import tempfile
@@ -90,6 +91,8 @@ def of_transformers(kind: str, dtype: torch.dtype, count: int, *, masked: bool) 
         model = model_class(config).to(dtype).eval()
     length = min(128 if count == 1 else 512, getattr(config, "max_position_embeddings", None) or 512)
     (inputs,) = inputs_of(model, config, [(count, length)])
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        inputs["use_cache"] = False
     if masked:
         lengths = torch.linspace(length, length // 4, count, device="cuda").long()
         places = torch.arange(length, device="cuda")
@@ -155,11 +158,12 @@ def first_calls(way: str, compiled: Any, inputs: Inputs, expected: Any) -> tuple
 
 def of_plan(compiled: Any) -> Row:
     """Return what became of a model: graphs, where they end, steps by kind."""
-    told = compiled.explain()
-    kinds = (line.split()[0] for line in compiled.plan().splitlines() if not line.startswith("graph"))
+    told = compiled.explain().partition("\n")[0]
+    lines = (line for line in compiled.plan().splitlines() if line and not line.startswith("graph"))
+    kinds = (line.split()[0] for line in lines)
     splits = sorted({f"{record.split}: {record.where[-1]}" for record in compiled.records if record.split})
     row: Row = {"records": len(compiled.records), "splits": splits, "steps": dict(collections.Counter(kinds))}
-    return {**row, "told": told.splitlines()[0]}
+    return {**row, "refused": compiled.refused, "told": told}
 
 
 def measure(name: str, output: Path, lock: str, ways: Sequence[str]) -> None:
