@@ -16,6 +16,7 @@ import torch
 from ladder.capture.heap.heap import Heap
 from ladder.capture.heap.nodes import CaptureError, Dynamic, Text
 from ladder.capture.python.frames import Frame, Through, place_of, user_line
+from ladder.capture.python.tracebacks import trimmed
 from ladder.capture.records import Record, ResumePoint, Store
 from ladder.capture.trace.trace import Trace
 from ladder.capture.values.kinds import mapped, parts
@@ -40,8 +41,10 @@ class _Barrier:
     def __enter__(self) -> None:
         self.vm.barriers.append(self.vm.here())
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self.vm.barriers.pop()
+        if error is not None and (shown := trimmed(error.__traceback__)) is not None:
+            error.__traceback__ = shown  # frames of ours would keep what the program's have let go of
 
 
 class Interpreter:

@@ -60,7 +60,8 @@ class Idle:
         self.given.add(id(tensor))
         if not is_a(tensor, torch.Tensor):
             return
-        if tensor.requires_grad or torch.autograd.forward_ad._current_level >= 0:
+        kept = tensor.requires_grad and torch.is_grad_enabled()  # views of parameters always require them
+        if kept or torch.autograd.forward_ad._current_level >= 0:
             self.off = True
             self.release()
         elif _has_memory(tensor) and not (value.constant or value.held):
