@@ -90,7 +90,7 @@ def of_transformers(kind: str, dtype: torch.dtype, count: int, *, masked: bool) 
     with torch.device("cuda"):
         model = model_class(config).to(dtype).eval()
     length = min(128 if count == 1 else 512, getattr(config, "max_position_embeddings", None) or 512)
-    (inputs,) = inputs_of(model, config, [(count, length)])
+    inputs: dict[str, Any] = {**inputs_of(model, config, [(count, length)])[0]}
     if "use_cache" in inspect.signature(model.forward).parameters:
         inputs["use_cache"] = False
     if masked:

@@ -75,6 +75,7 @@ def _key(
         "strict": settings.strict,
         "gated": [settings.gated_products, settings.prologues],
         "options": options,
+        "of_model": module.meta.get("of_model"),
         "importer": source_digest(SOURCES),
         "types": own_values(*own_types()),
     }

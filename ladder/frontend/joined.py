@@ -34,6 +34,7 @@ HALVES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 PARAMETER = "parameter"
 """Marks, in the ``meta`` of placeholders, a model's own parameters: they are the same at every call."""
 
+
 VIEWS = ("aten.view.default", "aten.reshape.default", "aten._unsafe_view.default")
 """Operators that give the same elements in order."""
 
@@ -49,6 +50,20 @@ FUNCTIONS: Mapping[str, str] = {
     "aten.tanh.default": "tanh",
 }
 """Functions of one number that kernels apply to sums."""
+
+
+def mark_arguments(
+    traced: torch.fx.GraphModule, examples: Sequence[Any], of_model: Sequence[bool] | None
+) -> None:
+    """Note of each placeholder, in its ``meta``, whether it is a parameter, and whether it is the model's.
+
+    examples: One argument per placeholder.
+    of_model: Whether each is a parameter or a buffer of a module; None: its parameters are.
+    """
+    nodes = [node for node in traced.graph.nodes if node.op == "placeholder"]
+    parameters = [isinstance(value, torch.nn.Parameter) for value in examples]
+    for node, parameter, owned in zip(nodes, parameters, of_model or parameters, strict=True):
+        node.meta[PARAMETER], node.meta["of_model"] = parameter, owned
 
 
 def served_on(target: str) -> Serves | None:

@@ -51,6 +51,7 @@ from ladder.frontend.joined import (
     dense_gemm,
     is_packed,
     joined_products,
+    mark_arguments,
     served_on,
     stored_weight,
     width_of,
@@ -92,9 +93,7 @@ def import_fx(
         that tile graphs lack; the message says which.
     """
     traced = to_aten(module, examples)
-    arguments = (node for node in traced.graph.nodes if node.op == "placeholder")
-    for node, value in zip(arguments, examples, strict=True):
-        node.meta[PARAMETER] = isinstance(value, torch.nn.Parameter)
+    mark_arguments(traced, examples, module.meta.get("of_model"))
     walk = _Walk(traced, name, join, served_on(packed_for))
     walk.im.precise = precise
     return walk.program()
@@ -162,7 +161,7 @@ class _Walk:
     def placeholder(self, node: torch.fx.Node) -> Any:
         at = self.positions[node] = len(self.positions)
         self.sizes = sizes_shown(node.meta.get("val"), at) | self.sizes
-        return self._input(node, Source("argument", (at,)))
+        return self._input(node, Source("argument", (at,), of_model=node.meta.get("of_model", False)))
 
     def attribute(self, node: torch.fx.Node) -> Any:
         held = self.module

@@ -51,7 +51,7 @@ def fold(graph: Graph, parameters: Collection[str]) -> Folded:
         of it is made again then.
     """
     folding = _Folding(graph, set(parameters))
-    return _with_inputs(folding.run(), folding.roots)
+    return with_inputs(folding.run(), folding.roots)
 
 
 @dataclass(frozen=True)
@@ -430,7 +430,7 @@ def _mirrors(node: Node) -> bool:
     return any(step < 0 for axis in axes for _, step in axis.terms)
 
 
-def _with_inputs(graph: Graph, roots: Sequence[str]) -> Folded:
+def with_inputs(graph: Graph, roots: Sequence[str]) -> Folded:
     """Make inputs of values that are computed of parameters."""
     made: dict[str, Graph] = {}
     nodes = []

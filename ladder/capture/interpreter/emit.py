@@ -116,6 +116,12 @@ def _copy_inputs(heap: Heap, trace: Trace, needed: set[str]) -> None:
             trace.versions[var] = version_of(copied)
 
 
+def _buffers(heap: Heap) -> set[int]:
+    """Return the ids of the buffers of all modules that the segment has met."""
+    modules = (node.obj for node in heap.nodes.values() if is_a(node.obj, torch.nn.Module))
+    return {id(buffer) for module in modules for buffer in module.__dict__.get("_buffers", {}).values()}
+
+
 def _compiled(source: str, space: dict[str, Any]) -> tuple[Any, Any]:
     """Return the functions ``run`` and ``check`` of a record."""
     space |= PRINTED
@@ -198,7 +204,7 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
     before, loops = heap.guard.state[STATE.index(torch.is_grad_enabled)], getattr(backend, "loops", False)
     try:
         with settings_at(trace.settings), autocast_at(heap.guard.autocast):
-            module = graph_module(trace, wanted, before=before, loops=loops)
+            module = graph_module(trace, wanted, _buffers(heap), before=before, loops=loops)
             compiled = backend(module, examples)
     except Exception as error:
         if getattr(backend, "is_ours", False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -22,9 +22,12 @@ OF_NUMBERS = {operator.pow: torch.pow, operator.ipow: torch.pow}
 """What torch writes out wrong after a number, ``(-1) ** x`` as ``-1 ** x`` -> what it writes right."""
 
 
-def graph_module(trace: Trace, wanted: list[Value], *, before: bool, loops: bool) -> torch.fx.GraphModule:
+def graph_module(
+    trace: Trace, wanted: list[Value], buffers: Container[int], *, before: bool, loops: bool
+) -> torch.fx.GraphModule:
     """Return the graph that gives the values `wanted`.
 
+    buffers: Ids of the buffers of modules.
     before: Whether gradients are recorded where the graph begins.
     loops: Whether iterations that match become one node.
     """
@@ -41,6 +44,8 @@ def graph_module(trace: Trace, wanted: list[Value], *, before: bool, loops: bool
         module.meta["aliasing"] = _aliasing(trace, wanted)
     if trace.shapes:
         module.meta["open"] = _open_examples(trace)
+    inputs = [item for _, _, item in trace.placeholders]
+    module.meta["of_model"] = [is_a(item, torch.nn.Parameter) or id(item) in buffers for item in inputs]
     return module
 
 

@@ -26,7 +26,7 @@ from tile_types import quantize
 
 # Subgraphs of parameters alone, computed once by torch in the types of the graph ---------------------
 def computed(graph: Graph, values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the only result of a graph of `ladder.ir.folding.PURE` operators, contiguous.
+    """Return the only result of a graph of `ladder.runtime.model.nodes.EVALUATED` operators, contiguous.
 
     graph: Its shapes are known.
     values: One per input, in order.
@@ -185,7 +185,7 @@ class Joined:
         if self.settled:
             return self.arrays
         if self.joins and not self._hold(values, generation):
-            with torch.no_grad():
+            with torch.no_grad(), torch._C._DisableAutocast():
                 self.arrays = tuple(array for join in self.joins for array in join.made(values))
             self.noted = Noted([values[at] for at in self.read])
             self.generation += 1

@@ -274,3 +274,6 @@ _ROWS: Mapping[str, Make] = {
     "matmul": _matmul,
 }
 """Operator -> what makes its function; views and library calls are tables of `library`."""
+
+EVALUATED = frozenset({*_ROWS, *VIEWS, "take"} - {"size"})
+"""Operators whose function reads its operands alone, and writes nothing."""

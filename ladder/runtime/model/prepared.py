@@ -32,6 +32,7 @@ from ladder.runtime.compile import Request, candidate_for, gated_schedule
 from ladder.runtime.experts import of_slots
 from ladder.runtime.model.found import finder, weights_of
 from ladder.runtime.model.library import is_onnx, resolve
+from ladder.runtime.model.parameters import with_parameters_computed
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.prologues import described
 from ladder.runtime.packed import gemm_from_dict
@@ -176,7 +177,8 @@ def simplified(program: Program, device: TileDevice) -> Program:
     for name, graph in folded.made.items():
         read = tuple((plain[node.name].at[0],) for node in graph.inputs)
         sources[name] = Source("argument", joined=read, graph=graph)
-    program = with_own_results(replace(program, graph=folded.graph, sources=sources))
+    program = with_parameters_computed(replace(program, graph=folded.graph, sources=sources))
+    program = with_own_results(program)
     graph = with_own_numbers(program.graph)
     return replace(program, graph=with_own_bases(graph, updated_inputs(program, graph)))
 

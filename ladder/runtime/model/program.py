@@ -28,6 +28,7 @@ class Source:
     dense: Whether the arguments of a weight are plain matrices ``[N, K]``, which the plan packs.
     turned: Whether plain matrices are stored as ``[K, N]``.
     graph: Of what is computed of arguments, once: the graph that does; ``joined`` has an argument per input.
+    of_model: Whether an argument is a parameter or a buffer of a module, which calls seldom change.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Source:
     dense: bool = False
     turned: bool = False
     graph: Graph | None = None
+    of_model: bool = False
 
 
 @dataclass(frozen=True)
