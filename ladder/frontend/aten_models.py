@@ -12,7 +12,7 @@ import numpy as np
 from ladder.frontend.image_norms import normalised_groups
 from ladder.frontend.importer import Importer, Row, wide_of
 from ladder.frontend.transposed_convolution import Axis, transposed_convolution
-from ladder.frontend.windows import are_numbers, spread_over, window_indexing
+from ladder.frontend.windows import are_numbers, borders_rounded_up, spread_over, window_indexing
 from ladder.ir.extents import floordiv, product
 
 
@@ -213,20 +213,21 @@ def _max_pool(
     im: Importer, out: str, x: str, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,),
     ceil_mode: bool = False,
 ) -> Any:  # fmt: skip
-    """Return (largest, None); with positions, or sizes that round up, it stays a call."""
-    if ceil_mode or 1 in im.used:
+    """Return (largest, None); with positions, or open sizes that round up, it stays a call."""
+    if 1 in im.used or (ceil_mode and not are_numbers(im.shape(x)[-2:])):
         return None
     if len(im.shape(x)) == 3:  # one image
-        return _of_one_image(
-            im, x, lambda batch: _max_pool(im, out, batch, kernel, stride, padding, dilation)[0]
-        ), None
+        rest = (kernel, stride, padding, dilation, ceil_mode)
+        return _of_one_image(im, x, lambda batch: _max_pool(im, out, batch, *rest)[0]), None
     kernel = spread_over(kernel, (1, 1)) if len(kernel) == 1 else list(kernel)
-    pads = spread_over(padding, kernel)
-    rank = len(im.shape(x))
-    if any(pads):
-        width = (0,) * (rank - len(kernel)) + tuple(pads)
+    pads = [spread_over(padding, kernel)] * 2
+    if ceil_mode:
+        steps, gaps = (spread_over(v, kernel) for v in (stride or kernel, dilation))
+        pads[1] = borders_rounded_up(im.shape(x)[2:], kernel, steps, pads[0], gaps)
+    if any((*pads[0], *pads[1])):
+        low, high = ((0, 0, *width) for width in pads)
         least = -inf if "float" in out else int(np.iinfo(out).min)
-        x = im.g.add("pad", x, low=width, high=width, value=least)
+        x = im.g.add("pad", x, low=low, high=high, value=least)
     view = _windows(im, x, kernel, stride, (0,), dilation)
     assert view is not None
     axes = range(len(im.shape(view)) - len(kernel), len(im.shape(view)))
@@ -238,16 +239,43 @@ def _average_pool(
     ceil_mode: bool = False, include_pad: bool = True, divisor: Any = None, rank: int = 2,
 ) -> Any:  # fmt: skip
     """Average windows of images of `rank` axes; sums over channels (local response) are such, of volumes."""
-    if ceil_mode or divisor is not None or (any(padding) and not include_pad):
-        return None
     if len(im.shape(x)) == rank + 1:
-        pool = partial(_average_pool, im, out, kernel=kernel, stride=stride, padding=padding, rank=rank)
-        return _of_one_image(im, x, pool)
+        rest = (kernel, stride, padding, ceil_mode, include_pad, divisor, rank)
+        return _of_one_image(im, x, lambda batch: _average_pool(im, out, batch, *rest))
     kernel = spread_over(kernel, (1,) * rank) if len(kernel) == 1 else list(kernel)
-    view = _windows(im, im.cast(x, wide_of(out)), kernel, stride, padding, (1,))
+    pads = spread_over(padding, kernel)
+    differ = divisor is None and (ceil_mode or (any(pads) and not include_pad))
+    if (differ or divisor is not None) and not (are_numbers(im.shape(x)[-rank:]) and "float" in out):
+        return None
+    spatial, value = im.shape(x)[2:], im.cast(x, wide_of(out))
+    steps = spread_over(stride or kernel, kernel)
+    if ceil_mode:
+        high = borders_rounded_up(spatial, kernel, steps, pads, [1] * rank)
+        value = im.g.add("pad", value, low=(0, 0, *pads), high=(0, 0, *high), value=0.0)
+    view = _windows(im, value, kernel, stride, [0] * rank if ceil_mode else pads, (1,))
     assert view is not None
-    axes = range(len(im.shape(view)) - len(kernel), len(im.shape(view)))
-    return im.cast(im.mean(view, list(axes), False), out)
+    axes = [*range(len(im.shape(view)) - rank, len(im.shape(view)))]
+    if divisor is None and not differ:
+        return im.cast(im.mean(view, axes, False), out)
+    found = im.reduce("reduce_sum", view, axes, False)
+    counts, kind = [divisor], im.ttype(found)
+    if differ:
+        borders = pads if include_pad else [0] * rank
+        sizes = zip(im.shape(found)[2:], spatial, kernel, steps, pads, borders, strict=True)
+        counts = [im.cast(_inside(im, at, rank, *size), kind) for at, size in enumerate(sizes)]
+    for count in counts:
+        found = im.apply("div", [found, count], kind)
+    return im.cast(found, out)
+
+
+def _inside(
+    im: Importer, at: int, rank: int, count: Any, extent: int, taps: int, step: int, pad: int, border: int
+) -> str:
+    """Return how many elements of each window of an axis lie within the image and this border, int64."""
+    first = im.g.add("iota", extent=count, axis=at, rank=rank, type="int64")
+    first = im.apply("sub", [im.apply("mul", [first, step], "int64"), pad], "int64")
+    last = im.apply("minimum", [im.apply("add", [first, taps], "int64"), extent + border], "int64")
+    return im.apply("sub", [last, im.apply("maximum", [first, -border], "int64")], "int64")
 
 
 def _adaptive_pool(im: Importer, out: str, x: str, size: Sequence[Any]) -> Any:

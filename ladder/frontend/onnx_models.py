@@ -229,12 +229,11 @@ def _convolution(call: Call) -> Any:
 
 
 def _max_pool(call: Call) -> Any:
-    if "float" not in call.out:
+    if "float" not in call.out or call.given.get("ceil_mode", 0):
         return None
     kernel = list(call.given["kernel_shape"])
     x, sizes = _as_image(call, kernel, *_windows(call, kernel, -inf))
-    row = MODEL_ROWS["max_pool2d_with_indices.default"]
-    found = row(call.im, call.out, x, *sizes, bool(call.given.get("ceil_mode", 0)))
+    found = MODEL_ROWS["max_pool2d_with_indices.default"](call.im, call.out, x, *sizes)
     return None if found is None else _as_line(call, call.single(found), len(kernel))
 
 
@@ -242,11 +241,10 @@ def _average_pool(call: Call) -> Any:
     kernel, include = list(call.given["kernel_shape"]), bool(call.given.get("count_include_pad", 0))
     x, *rest = _windows(call, kernel, 0.0)
     shares = None if include else _shares(call, kernel)
-    if rest[-1] != [1] * len(kernel) or (not include and shares is None):
+    if rest[-1] != [1] * len(kernel) or (not include and shares is None) or call.given.get("ceil_mode", 0):
         return None
     x, sizes = _as_image(call, kernel, x, *rest)
-    row, ceil_mode = MODEL_ROWS["avg_pool2d.default"], bool(call.given.get("ceil_mode", 0))
-    found = row(call.im, call.out, x, *sizes[:-1], ceil_mode, True)
+    found = MODEL_ROWS["avg_pool2d.default"](call.im, call.out, x, *sizes[:-1])
     if found is None:
         return None
     mean = _as_line(call, found, len(kernel))

@@ -39,3 +39,20 @@ def window_indexing(
         shift = f"-{space}" if space else ""
         places.append(f"{step}*h{at}+{gap}*r{at}{shift}")
     return " ".join(places), tuple(sizes)
+
+
+def borders_rounded_up(
+    spatial: Sequence[Any], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> list[int]:  # fmt: skip
+    """Return the border behind each axis that holds a last window which begins inside the image's own.
+
+    That is torch's count of windows with ``ceil_mode``.
+    """
+    found = []
+    for extent, taps, step, space, gap in zip(spatial, kernel, stride, padding, dilation, strict=True):
+        reach = gap * (taps - 1) + 1
+        count = -(-(extent + 2 * space - reach) // step) + 1
+        count -= (count - 1) * step >= extent + space
+        found.append(max(space, (count - 1) * step + reach - extent - space))
+    return found

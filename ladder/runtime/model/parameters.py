@@ -16,7 +16,7 @@ from ladder.runtime.model.nodes import EVALUATED
 from ladder.runtime.model.program import Program, Source
 
 MOST_BYTES = 16 << 20
-"""Of one value that is kept beside the parameters."""
+"""Of one value that is kept beside the parameters, unless it takes no more than what it is computed of."""
 
 PRODUCTS = ("matmul", "contract")
 """Operators whose operands are packed for kernels: these stay as the program has them."""
@@ -54,6 +54,8 @@ def _roots(graph: Graph, own: set[str]) -> list[str]:
     """
     alone = {name: False for name in own if not graph.tile(name).ttype.is_block}
     """Value of the model alone -> whether it takes work."""
+    read = {name: graph.tile(name).nbytes for name in alone}
+    """Value of the model alone -> bytes of the largest tensor that it is computed of."""
     roots: dict[str, None] = {}
     returned = {_source(graph, value) for value in graph.outputs}
     for node in graph.nodes:
@@ -61,13 +63,16 @@ def _roots(graph: Graph, own: set[str]) -> list[str]:
             continue
         if _evaluated(graph, node) and all(value in alone for value in node.inputs):
             alone[node.name] = node.operator not in CHEAP or any(alone[value] for value in node.inputs)
+            read[node.name] = max((read[value] for value in node.inputs), default=0)
             continue
         if node.operator in PRODUCTS:
             continue
         for value in node.inputs:
             root = _source(graph, value) if value in alone else ""
-            kept = root and alone[root] and root not in returned and graph.tile(root).nbytes <= MOST_BYTES
-            roots |= {root: None} if kept else {}
+            if not root or not alone[root] or root in returned:
+                continue
+            if graph.tile(root).nbytes <= max(MOST_BYTES, read[root]):
+                roots[root] = None
     return list(roots)
 
 
