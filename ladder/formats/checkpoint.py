@@ -319,7 +319,7 @@ def assign(
 
 def _called(config: Mapping[str, Any]) -> str:
     """Return what a configuration calls its form, for an error."""
-    names = [config[key] for key in gptq.FORMS if isinstance(config.get(key), str)]
+    names = [config[key] for key in (*gptq.FORMS, "quant_algo") if isinstance(config.get(key), str)]
     return f"; the configuration calls its form {names[0][:80]!r}" if names else ""
 
 
@@ -393,6 +393,8 @@ def _recognised(
     """Return the format of arrays that share a prefix, or why they are of none."""
     fitting: list[tuple[Format, Layer]] = []
     reasons: list[str] = []
+    others: list[str] = []
+    method = config.get(METHOD)
     for form in (form for form in FORMATS if form.key == key):
         wanted = (key, *form.parts)
         missing = [prefix + part for part in wanted if prefix + part not in arrays]
@@ -403,9 +405,10 @@ def _recognised(
         layer = Layer(form.name_of(prefix), named, config, arrays.metadata)
         if form.fits(layer):
             fitting.append((form, layer))
-        else:
-            reasons.append(f"its extents and types are not those of {form.name}")
-    method = config.get(METHOD)
+        elif method is None or not form.methods or method in form.methods:
+            others.append(form.name)
+    if others:
+        reasons.append(f"its extents and types are not those of {', '.join(others)}")
     stated = [found for found in fitting if not found[0].methods or method in (None, *found[0].methods)]
     if fitting and not stated:
         raise CheckpointError(

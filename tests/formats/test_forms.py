@@ -394,3 +394,19 @@ def test_words_of_other_kernels_are_refused_by_name(method: str, form: str, tmp_
     config = {"quant_method": method, "bits": 4, "group_size": K // 2, "checkpoint_format": form}
     with pytest.raises(ladder.CheckpointError, match=f"the configuration calls its form '{form}'"):
         stored(tmp_path, arrays, config)
+
+
+def test_errors_name_the_formats_of_the_stated_method(tmp_path: Path) -> None:
+    """ModelOpt's W4A8_AWQ rounds its weights twice; what other tools' formats lack is of no interest."""
+    arrays = {
+        "a.weight": torch.zeros(16, 64, dtype=torch.uint8),
+        "a.weight_scale": torch.ones(32, 1),
+        "a.weight_scale_2": torch.tensor(1.0),
+    }
+    save_file(arrays, tmp_path / "model.safetensors")
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ladder.CheckpointError, match="calls its form 'W4A8_AWQ'") as caught:
+        ladder.load_checkpoint(tmp_path)
+    assert "modelopt-int4" in str(caught.value)
+    assert "bitnet" not in str(caught.value)
