@@ -60,6 +60,34 @@ def test_one_number_of_bfloat16() -> None:
     check("maximum", "bfloat16", "gfx1201", 1)
 
 
+def ranks(x: torch.Tensor) -> torch.Tensor:
+    """Comparisons that are counted, which LLVM makes a count of bits of where the sizes are open."""
+    return (x[:, None] > x[None]).sum(0)
+
+
+def narrow(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Instructions of 16-bit integers."""
+    return x.clamp(2, 70), x.half(), x.sign()
+
+
+INTEGERS = {
+    "counts": (ranks, [torch.tensor([3, 1, 2, 1, 5, 0, 2])[:rows].float() for rows in (7, 5, 1, 6)]),
+    "signed": (narrow, [(torch.arange(5 * 37) * 356 - 32768).to(torch.int16).view(5, 37)]),
+    "unsigned": (narrow, [(torch.arange(5 * 37) + 71).to(torch.uint8).view(5, 37)]),
+}
+
+
+@pytest.mark.parametrize(("name", "architecture"), list(product(INTEGERS, ("gfx942", "gfx1201"))))
+def test_small_integers(name: str, architecture: str) -> None:
+    """Every size, the first ones twice: the emulator knows what LLVM emits for them."""
+    function, given = INTEGERS[name]
+    with torch.no_grad(), on_amd(f"rocm/{architecture}") as gpu:
+        fast = ladder.compile(function)
+        for x in (given[0], *given):
+            assert str(fast(x)) == str(function(x))
+    assert gpu.launches
+
+
 class Gated(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

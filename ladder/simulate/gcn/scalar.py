@@ -120,6 +120,7 @@ UNARY: dict[str, tuple[int, Function]] = {
     "sext_i32_i8": (1, lambda a: (signed(a & 0xFF, 8) & ONES, None)),
     "sext_i32_i16": (1, lambda a: (signed(a & 0xFFFF, 16) & ONES, None)),
     "bcnt1_i32_b32": (1, lambda a: _flag(a.bit_count())),
+    "bcnt1_i32_b64": (2, lambda a: _flag(a.bit_count())),
     "ff1_i32_b32": (1, _lowest),
     "ff1_i32_b64": (2, _lowest),
     "flbit_i32": (1, _leading_signs),

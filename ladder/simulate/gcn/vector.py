@@ -124,6 +124,8 @@ TABLE: dict[str, Row] = {
     "cvt_f16_f32": ("f16", "f32", lambda x: x.astype(np.float16)),
     "cvt_f32_i32": ("f32", "i32", lambda x: x.astype(np.float32)),
     "cvt_f32_u32": ("f32", "u32", lambda x: x.astype(np.float32)),
+    "cvt_f16_i16": ("f16", "i16", lambda x: x.astype(np.float16)),
+    "cvt_f16_u16": ("f16", "u16", lambda x: x.astype(np.float16)),
     "cvt_i32_f32": ("i32", "f32", f.to_integer(np.int32)),
     "cvt_u32_f32": ("u32", "f32", f.to_integer(np.uint32)),
     **{f"cvt_f32_ubyte{i}": ("f32", "u32", lambda x, i=i: (x >> U(8 * i) & U(0xFF)).astype(np.float32))
@@ -131,6 +133,7 @@ TABLE: dict[str, Row] = {
     # integers
     **_rows("b32 b16 b64", 1, mov=lambda x: x),
     **_rows("b32", 1, **{"not": np.invert}, bfrev=_reverse),
+    "bcnt_u32_b32": ("u32", "u32 u32", lambda a, b: np.bitwise_count(a).astype(np.uint32) + b),
     "ffbh_u32": ("u32", "u32", _leading),
     "ffbh_i32": ("u32", "i32", lambda x: _leading((x ^ x >> np.int32(31)).astype(np.uint32))),
     **_rows("b32 b16", 2, **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}),
@@ -140,7 +143,7 @@ TABLE: dict[str, Row] = {
     **_rows("u32 i32 u16 i16", 2, max=np.maximum, min=np.minimum),
     **_rows("u32 i32", 3, max3=lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     **_rows("u32 i32", 3, min3=lambda a, b, c: np.minimum(np.minimum(a, b), c)),
-    **_rows("i32", 3, med3=_median),
+    **_rows("u32 i32 u16 i16", 3, med3=_median),
     **_rows("u16", 3, mad=lambda a, b, c: a * b + c, mad_legacy=lambda a, b, c: a * b + c),
     **_rows("u32", 3, add3=lambda a, b, c: a + b + c, xad=lambda a, b, c: (a ^ b) + c, bfe=field),
     **_rows("u32", 3, lshl_add=lambda a, n, c: (a << (n & U(31))) + c),
