@@ -239,6 +239,27 @@ def _subscripted_classes_made_in_the_call():
     return calls(fn, *[lambda: (normal(3),)] * 3)
 
 
+class Sole:
+    """There is one, which says so by its name."""
+
+    def __reduce_ex__(self, protocol):
+        return "SOLE"
+
+
+SOLE = Sole()
+
+
+def _copies_that_are_no_copies():
+    def fn(x):
+        held = ([],)
+        held[0].append(held)
+        copied = copy.deepcopy(held)
+        same = copy.copy(SOLE) is SOLE, copy.deepcopy(SOLE) is SOLE
+        return x + 1, same, copied[0][0] is copied, copied is held
+
+    return calls(fn, *[lambda: (normal(3),)] * 2)
+
+
 class Names:
     """Names that patterns look up."""
 

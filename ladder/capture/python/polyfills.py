@@ -129,11 +129,18 @@ def copy_(value: Any) -> Any:
     if copier is not None:
         return copier(value)
     if not is_plain_object(kind):
-        return copy._reconstruct(value, None, *value.__reduce_ex__(4))  # type: ignore[attr-defined]
+        return _reconstructed(value, None, value.__reduce_ex__(4))
     made = object.__new__(kind)
     for name, item in value.__dict__.items():
         made.__dict__[name] = item
     return made
+
+
+def _reconstructed(value: Any, memo: Any, how: Any) -> Any:
+    """Return what ``__reduce_ex__`` says makes an object again: a name says that it is itself."""
+    if isinstance(how, str):
+        return value
+    return copy._reconstruct(value, memo, *how)  # type: ignore[attr-defined]
 
 
 def deepcopy_(value: Any, memo: dict[int, Any] | None = None) -> Any:
@@ -148,11 +155,11 @@ def deepcopy_(value: Any, memo: dict[int, Any] | None = None) -> Any:
     made: Any
     if kind is tuple:
         made = tuple([deepcopy_(item, memo) for item in value])
+        if key in memo:  # the tuple is in what it holds
+            return memo[key]
         if all([new is old for new, old in zip(made, value)]):  # noqa: B905, C419
             made = value
         memo[key] = made
-    elif kind is slice:
-        made = memo[key] = slice(*[deepcopy_(item, memo) for item in (value.start, value.stop, value.step)])
     elif kind is list:
         made = memo[key] = []
         for item in value:
@@ -168,6 +175,9 @@ def deepcopy_(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 def _deepcopy_object(value: Any, kind: Any, memo: dict[int, Any], key: int) -> Any:
     made: Any
+    if kind is slice:
+        made = memo[key] = slice(*[deepcopy_(item, memo) for item in (value.start, value.stop, value.step)])
+        return made
     if kind is set or kind is frozenset:
         made = memo[key] = kind([deepcopy_(item, memo) for item in value])
         return made
@@ -181,7 +191,7 @@ def _deepcopy_object(value: Any, kind: Any, memo: dict[int, Any], key: int) -> A
         made = memo[key] = copier(memo)
         return made
     if not is_plain_object(kind):
-        return copy._reconstruct(value, memo, *value.__reduce_ex__(4))  # type: ignore[attr-defined]
+        return _reconstructed(value, memo, value.__reduce_ex__(4))
     made = memo[key] = object.__new__(kind)
     for name, item in value.__dict__.items():
         made.__dict__[name] = deepcopy_(item, memo)
