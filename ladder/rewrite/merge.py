@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ladder.ir.build import GraphBuilder, draws, node_attributes
-from ladder.ir.extents import product
+from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from tile_types.forms import HALVES
@@ -16,7 +16,7 @@ from tile_types.forms import HALVES
 def merge_equal(graph: Graph) -> Graph:
     """Keep the first of all nodes that apply one operator to the same values.
 
-    Reductions that differ in whether they keep their axis are one, reshaped. A product of 16 bits to which a
+    Reductions that differ in axes of one element are one, reshaped. A product of 16 bits to which a
     vector is added before it is rounded is none that others read.
     Other people's library calls stay as often as they are made: they may draw random numbers.
     """
@@ -76,14 +76,15 @@ def _merged(graph: Graph, merges: Callable[[Node], bool]) -> Graph:
         copy = replace(node, inputs=inputs)
         key = (node.operator, inputs, node.attributes, node.tiles, node.body, added.get(node.name))
         values = seen.get(key) if merges(node) else None
-        other = seen.get(_kept_otherwise(copy)) if values is None else None
+        reduction = _reduction(builder, copy) if values is None else None
+        other = seen.get(reduction) if reduction is not None else None
         if other is not None:
             copy = Node(node.name, "reshape", other, (("shape", node.tile.shape),), node.tiles)
         if values is None:
             builder.insert(copy)
             values = seen[key] = copy.values
-            if _kept(copy) is not None:
-                seen[_kept(copy)] = values
+            if reduction is not None:
+                seen.setdefault(reduction, values)
         renamed.update(zip(node.values, values, strict=True))
     return builder.finish(*(renamed[output] for output in graph.outputs))
 
@@ -121,19 +122,26 @@ def _followed(
         value = following[0].name
 
 
-def _kept(node: Node) -> Any:
-    """Return what a reduction is, but for its axes of one element; other nodes have nothing of that kind."""
+def _reduction(builder: GraphBuilder, node: Node) -> Any:
+    """Return what a reduction is, but for axes of one element, also of what it reads; None of other nodes."""
     if not node.operator.startswith("reduce_"):
         return None
-    given = dict(node.attributes)
-    kept = given.pop("keep", True)
-    return node.operator, node.inputs, tuple(sorted(given.items())), kept
+    (value,), given = node.inputs, node_attributes(node)
+    shape, kept = builder.tile(value).shape, given.pop("keep", True)
+    axis = given.pop("axis") % len(shape)
+    if shape[axis] == 1:
+        return node.operator, value, kept, axis
+    place, long = len(_long(shape[:axis])), _long(shape)
+    while (below := builder.node(value)).operator == "reshape" and long == _long(
+        builder.tile(below.inputs[0]).shape
+    ):
+        value = below.inputs[0]
+    return node.operator, value, place, tuple(sorted(given.items()))
 
 
-def _kept_otherwise(node: Node) -> Any:
-    """Return the same of a reduction that keeps its axis where a node does not, and the other way round."""
-    found = _kept(node)
-    return None if found is None else (*found[:-1], not found[-1])
+def _long(shape: Shape) -> Shape:
+    """Return the extents other than 1."""
+    return tuple(extent for extent in shape if extent != 1)
 
 
 def _is_pure(node: Node) -> bool:

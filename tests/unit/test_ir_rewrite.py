@@ -28,6 +28,7 @@ from ladder.rewrite.identities import (
     NEUTRAL_FOLDING,
     OUTER_PRODUCTS,
 )
+from ladder.rewrite.merge import merge_equal
 from ladder.rewrite.simplify import ordering
 from ladder.rewrite.transpose_rules import DEPTHWISE, TRANSPOSE_SINKING, as_given
 from tile_types.errors import VerificationError
@@ -474,3 +475,18 @@ def test_clamps_that_others_read_stay():
     inner = clamped(g, g.input("x", "float32", (4,)), -5.0, 5.0, "float32")
     graph = g.finish(inner, clamped(g, inner, -3.0, 3.0, "float32"))
     assert rewrite(graph, BOUND_FOLDING) == graph
+
+
+def test_reductions_along_several_axes_are_one_whether_they_keep_them() -> None:
+    """Means beside variances: the axes are kept by one, and not by the other."""
+    g = GraphBuilder("moments")
+    x = g.input("x", "float32", (3, 4, 5, 6))
+    kept, apart = x, x
+    for axis in (3, 2, 0):
+        kept = g.add("reduce_sum", kept, axis=axis)
+        apart = g.add("reduce_sum", apart, axis=axis, keep=False)
+    merged = merge_equal(g.finish(kept, apart))
+    assert sum(node.operator == "reduce_sum" for node in merged.nodes) == 3
+    assert [merged.tile(value).shape for value in merged.outputs] == [(1, 4, 1, 1), (4,)]
+    other = g.add("reduce_sum", g.add("reduce_sum", x, axis=2), axis=3)
+    assert sum(n.operator == "reduce_sum" for n in merge_equal(g.finish(kept, other)).nodes) == 5
