@@ -175,9 +175,19 @@ def reduction(function: Callable[..., Any]) -> Reference:
     return reference
 
 
-def accumulation(function: Callable[..., Any]) -> Reference:
-    """Make a reference of what numpy accumulates, in the operand's type."""
-    return lambda values, attributes: function(values[0], axis=attributes["axis"]).astype(values[0].dtype)
+def accumulation(function: Callable[..., Any], nothing: float) -> Reference:
+    """Make a reference of what numpy accumulates, in the operand's type; ``nothing`` is before all of it."""
+
+    def reference(values: Values, attributes: Attributes) -> Any:
+        axis = attributes["axis"]
+        found = function(values[0], axis=axis).astype(values[0].dtype)
+        if not attributes.get("exclusive"):
+            return found
+        found = np.roll(found, 1, axis)
+        np.moveaxis(found, axis, 0)[:1] = nothing
+        return found
+
+    return reference
 
 
 def greatest(x: Array, **keywords: Any) -> Any:

@@ -263,13 +263,14 @@ _REDUCTIONS = (
 
 _SCANS = tuple(
     Operator(
-        name, (1, 1), shapes.same, numeric.accumulation(accumulate), None, _named(name), "other",
-        _reduction_flops, attributes={"axis": Attribute("int")},
-        doc="all elements up to each along axis, taken together; on GPUs only",
+        name, (1, 1), shapes.same, numeric.accumulation(accumulate, nothing), None, _named(name), "other",
+        _reduction_flops, attributes={"axis": Attribute("int"), "exclusive": Attribute("flag", False)},
+        doc="all elements up to each along axis, taken together; exclusive: all before each, of floats; on"
+        " GPUs only",
     )
-    for name, accumulate in (
-        ("scan_sum", np.cumsum), ("scan_max", np.maximum.accumulate), ("scan_product", np.cumprod),
-        ("scan_logsumexp", np.logaddexp.accumulate),
+    for name, accumulate, nothing in (
+        ("scan_sum", np.cumsum, 0.0), ("scan_max", np.maximum.accumulate, -np.inf),
+        ("scan_product", np.cumprod, 1.0), ("scan_logsumexp", np.logaddexp.accumulate, -np.inf),
     )
 )  # fmt: skip
 

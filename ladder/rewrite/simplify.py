@@ -30,6 +30,7 @@ from ladder.rewrite.merge import merge_all_but_windows, merge_equal, merge_resha
 from ladder.rewrite.partial_results import computed_in_part
 from ladder.rewrite.passes import Pass, rewriting, run_passes
 from ladder.rewrite.rules import Rules
+from ladder.rewrite.scan_rules import EXCLUSIVE_SCANS
 from ladder.rewrite.short_reductions import written_out
 from ladder.rewrite.short_windows import with_moved_copies
 from ladder.rewrite.slices_of_rows import reduced_in_slices
@@ -82,6 +83,8 @@ ROWS = (
     Pass("merge equal nodes of other axes", merge_reshaped),
 )
 
+SCANNED = rewriting("scans of what is before", EXCLUSIVE_SCANS)
+
 IMAGES = (
     rewriting("few channels", FEW_CHANNELS),
     rewriting("zeros behind channels", CHANNELS_OF_ZEROS),
@@ -103,7 +106,7 @@ def simplify(graph: Graph, device: TileDevice | None = None, precise: bool = Fal
         masks = rewriting("masks that torch's attention adds", added_masks(device))
         passes = (*passes, *ATTENTION, masks, Pass("merge equal masks", merge_equal))
     if device is not None:
-        passes = (*passes, *((TURNING, WINDOWS) if device.kind == "llvm" else ROWS))
+        passes = (*passes, *((TURNING, WINDOWS) if device.kind == "llvm" else (SCANNED, *ROWS)))
     return run_passes(graph, (*passes, *(IMAGES if nvidia else ())))
 
 

@@ -21,6 +21,7 @@ from ladder.lower.chain.combining import storing
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Reduction
+from ladder.lower.chain.scans import up_to
 from ladder.lower.chain.vectors import from_words, words_of
 from ladder.partition.rows import SCANS
 from schedules.schedule import check
@@ -115,8 +116,8 @@ class ColumnScans:
             before = self.before(it, own[-1], before, carry, thread, part, begin)
         elif carry is not None:
             carry.set(it.combine(before, own[-1]))
-        for place, value in zip(places, own, strict=True):
-            nest.keep_cell(node, place, value if before is None else b.bind(it.combine(before, value)))
+        for at, place in enumerate(places):
+            nest.keep_cell(node, place, up_to(it, before, own, at))
 
     def before(
         self, it: Reduction, total: Expr, carried: Expr, carry: Any, thread: Expr, part: Expr, begin: Expr

@@ -286,6 +286,8 @@ class Reduction:
 
     def __init__(self, nest: Nest, node: Node, index: Index) -> None:
         self.operand, self.keep = node.inputs[0], node_attributes(node).get("keep", True)
+        self.exclusive = node_attributes(node).get("exclusive", False)
+        """Of a scan: whether elements are not taken into what they come to."""
         self.operator = node.operator
         shape = nest.graph.tile(self.operand).shape
         self.axis = node_attributes(node)["axis"] % len(shape)

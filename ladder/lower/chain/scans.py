@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import tirx
@@ -33,11 +34,22 @@ def scan_row(nest: Any, node: Node, index: Index) -> None:
             own.append(b.bind(it.combine(own[-1], value) if own else value))
         before, total = before_lanes(nest, it, own[-1])
         before = before if carry is None else b.bind(it.combine(carry, before))
-        for place, value in zip(row, own, strict=True):
-            nest.keep_cell(node, place, b.bind(it.combine(before, value)))
+        for at, place in enumerate(row):
+            nest.keep_cell(node, place, up_to(it, before, own, at))
         carry = total if carry is None else b.bind(it.combine(carry, total))
     row_of = tuple(map(nest.values.simplified, index[:-1]))
     nest.values.scanned.add(nest.values.key(node.name, row_of))
+
+
+def up_to(it: Reduction, before: Expr, own: Sequence[Expr], at: int) -> Expr:
+    """Return what a lane's elements up to one come to; without it, if the scan is of what is before each.
+
+    before: What all elements before those of the lane come to; None: there are none.
+    """
+    taken = own[: at + (not it.exclusive)]
+    if not taken:
+        return it.neutral if before is None else before
+    return taken[-1] if before is None else b.bind(it.combine(before, taken[-1]))
 
 
 def before_lanes(nest: Any, it: Reduction, value: Expr) -> tuple[Expr, Expr]:

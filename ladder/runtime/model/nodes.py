@@ -5,7 +5,9 @@ What parameters alone decide is computed so, once; and parts whose kernels canno
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -115,6 +117,15 @@ def _sum(node: Node, now: CallSizes, where: torch.device) -> Run:
 def _scan(node: Node, now: CallSizes, where: torch.device) -> Run:
     """Accumulate in the operand's type; of nothing but values are asked."""
     axis, dtype = node_attributes(node)["axis"], _type(node)
+    if node_attributes(node)["exclusive"]:
+        whole = _scan(replace(node, attributes=(("axis", axis),)), now, where)
+        nothing = {"scan_sum": 0.0, "scan_product": 1.0}.get(node.operator, -math.inf)
+
+        def before(x: torch.Tensor) -> torch.Tensor:
+            first = torch.full_like(x.narrow(axis, 0, 1), nothing, dtype=dtype)
+            return torch.cat([first, whole(x.narrow(axis, 0, x.shape[axis] - 1))], axis)
+
+        return before
     if node.operator == "scan_max":
         return lambda x: torch.cummax(x, axis).values
     if node.operator == "scan_logsumexp":
