@@ -165,7 +165,7 @@ FEW_POSITIONS = 8
 WINDOW = 64
 """Elements up to which one thread reduces alone."""
 
-LEAST_HELD = 16
+LEAST_HELD = 8
 """Elements of a row from which on lanes may share it, where one thread could reduce it alone."""
 
 FEW_REDUCED = 16

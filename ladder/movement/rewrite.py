@@ -33,6 +33,9 @@ SMALL = 8
 
 SAMPLES = 512
 
+MOST_STEPS = 256
+"""Steps to which rewriting may add: neighbours of neighbours are made anew for each that reads them."""
+
 
 def rewrite(graph: MovementGraph, trace: Callable[[str, MovementGraph], None] | None = None) -> MovementGraph:
     """Apply the rules until none applies.
@@ -148,6 +151,8 @@ def swap_forward(graph: MovementGraph) -> MovementGraph | None:
     reads = list(_reads_back(graph))
     for stored in dict.fromkeys(move.source for _, move, _ in reads):
         found = _pulled(graph, [read for read in reads if read[1].source == stored])
+        if found is not None and len(found.steps) > max(MOST_STEPS, len(graph.steps)):
+            continue
         if found is not None and traffic(found).bytes["device"] <= before:
             return found
     return None
@@ -177,7 +182,9 @@ class _Pull:
         self.made: dict[str, str | None] = {}
 
     def through(self, lane: str, pattern: Pattern, shape: tuple[int, ...]) -> str | None:
-        """Return a tensor equal to the pattern of a lane's tensor, or None."""
+        """Return a tensor equal to the pattern of a lane's tensor, or None, also beyond `MOST_STEPS`."""
+        if len(self.steps) > max(MOST_STEPS, len(self.graph.steps)):
+            return None
         if lane not in self.made:
             self.made[lane] = self._made(lane, pattern, shape)
         return self.made[lane]

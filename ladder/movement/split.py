@@ -27,6 +27,7 @@ from ladder.movement.split_places import Place, places_in_parts, places_of_maxim
 from ladder.movement.split_softmax import Sum, in_equal_parts, in_parts, of_parts, sums_of_exponentials
 from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
 from ladder.partition.partition import readers
+from ladder.partition.repeats import LONG_WORK, WORK
 from ladder.partition.rows import REDUCTIONS
 from ladder.partition.subgraphs import engine
 from targets import TileDevice
@@ -69,6 +70,7 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
             return None
         read, own = _read_bits(graph, node.inputs[0]), graph.tile(node.inputs[0]).ttype.elem_bits
         again = read <= AGAIN_BITS * own and _is_shared(graph, node.inputs[0], users)
+        again = again and _work(graph, node.inputs[0], set()) < LONG_WORK
         return _in_parts(builder, node, _again(builder, inputs[0], {}) if again else inputs[0], count)
 
     return replace(transformed(graph, divided), grid=graph.grid)
@@ -89,6 +91,18 @@ def _again(builder: GraphBuilder, value: str, made: dict[str, str]) -> str:
         ]
         made[value] = builder.add(node.operator, *inputs, **node_attributes(node))
     return made[value]
+
+
+def _work(graph: Graph, value: str, known: set[str]) -> int:
+    """Return the operations of an element of what is computed of the inputs, or of other parts, by element.
+
+    known: Values that count already.
+    """
+    node = graph.producer(value)
+    if value in known or not (_by_element(node) or node.operator in ("reshape", "slice")):
+        return 0
+    known.add(value)
+    return WORK.get(node.operator, 1) + sum(_work(graph, operand, known) for operand in node.inputs)
 
 
 def _by_element(node: Node) -> bool:

@@ -174,6 +174,23 @@ class Chains:
             for group in ([] if own is None else [*reducing, own], reducing):
                 if 2 <= len(group) <= MOST_GATHERED and self.gathered(group, node):
                     break
+            else:
+                for group in self.apart(reducing):
+                    if 2 <= len(group) <= MOST_GATHERED:
+                        self.gathered(group, node)
+
+    def apart(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return chains in groups of which none needs another, as deviations need the means before them."""
+        groups: list[list[int]] = []
+        for number in sorted(numbers):
+            for group in groups:
+                together = set[str]().union(*(self.members[one] for one in (*group, number)))
+                if not self.returns(together):
+                    group.append(number)
+                    break
+            else:
+                groups.append([number])
+        return groups
 
     def gathered(self, numbers: Sequence[int], node: Node) -> bool:
         """Join chains at once, if they read little besides a node's value and do not idle together."""

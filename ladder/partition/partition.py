@@ -19,7 +19,7 @@ from ladder.partition.native_parts import elements_part, fourier_part, recurrent
 from ladder.partition.products import Products
 from ladder.partition.recomputed import with_recomputed, without_stored
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes, separate_loops
-from ladder.partition.scatter import in_place, with_scatters, without_puts, written
+from ladder.partition.scatter import in_place, rows_put, with_scatters, without_puts, written
 from ladder.partition.subgraphs import OURS, Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 from targets import TileDevice
@@ -136,7 +136,7 @@ def _mate(graph: Graph, parts: Sequence[Subgraph], at: int) -> tuple[int, list[S
         few = len({*first.inputs, *part.inputs}) <= MOST_INPUTS
         filled = not {*first.inputs, *part.inputs} and {*first.outputs, *part.outputs} <= bases
         alike = shared or filled or _are_tiny(graph, first, part)
-        if not (few and alike and _is_short(first, part)):
+        if not (few and alike and _is_short(first, part)) or rows_put(first) & rows_put(part):
             continue
         if (plain and _is_plain(part)) or (small and _is_small(part)):
             return later, behind

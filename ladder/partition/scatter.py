@@ -185,6 +185,11 @@ def numbered(part: Subgraph) -> list[tuple[str, Extent, bool]]:
     return [(part.outside[node.inputs[1]], node.tile.shape[g["axis"]], g["from_end"]) for node, g in places]
 
 
+def rows_put(part: Subgraph) -> set[str]:
+    """Return the values whose rows a chain writes by number: a kernel writes each to one place."""
+    return {node.inputs[2] for node in _puts(part)}
+
+
 def _puts(part: Subgraph) -> list[Node]:
     """Return what writes rows within a chain."""
     return [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]

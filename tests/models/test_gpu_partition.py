@@ -16,6 +16,10 @@ from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
 from ladder.lower.chain import emit_chain
 from ladder.movement.choose import machine_of, ranked
+from ladder.movement.decompose import decompose
+from ladder.movement.instantiate import instantiate
+from ladder.movement.mapping import Mapping
+from ladder.movement.rewrite import MOST_STEPS, rewrite
 from ladder.partition import partition
 from ladder.partition.chains import blocks_of
 from ladder.partition.subgraphs import Subgraph
@@ -455,3 +459,54 @@ def test_sums_of_few_neighbours_are_stored_before_those_of_rows_far_apart() -> N
     sums = [sum(node.operator == "reduce_sum" for node in part.graph.nodes) for part in of_groups]
     assert set(sums) == {1}
     assert len(of_planes) == 1
+
+
+def test_what_needs_means_is_summed_together() -> None:
+    """Third and fourth powers of deviations: the means come first, then all sums read the columns once."""
+    x = torch.randn(16384, 256)
+
+    def moments(x: torch.Tensor) -> Any:
+        d = x - x.mean(0)
+        return d.square().mean(0), d.pow(3).mean(0), d.pow(4).mean(0)
+
+    parts = planned(moments, x)
+    assert sum(bool({"x", "arg0_1"} & set(part.inputs)) or "sub" in part.operators for part in parts) == 2
+
+
+def test_neighbours_of_neighbours_are_planned_in_time() -> None:
+    """Differences of joined fluxes, each of which reads its neighbours, are made anew only so often."""
+
+    def fluxes(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q = torch.stack([u, u * v, v * v])
+        f = torch.stack([u * v, u + v, u - v])
+        for axis in (1, 2):
+            q = torch.roll(q, 1, axis) + torch.roll(q, -1, axis)
+            f = torch.roll(f, 1, axis) - torch.roll(f, -1, axis)
+        return q - f
+
+    (part,) = planned(fluxes, torch.randn(64, 64), torch.randn(64, 64))
+    moves = instantiate(decompose(part.graph), Mapping())
+    most: list[int] = []
+    rewrite(moves, lambda rule, graph: most.append(len(graph.steps)))
+    assert max(most) <= max(MOST_STEPS, len(moves.steps))
+
+
+def test_parts_of_sums_do_not_compute_anew_what_takes_long() -> None:
+    """Logarithms that are a result are stored once, and their errors summed of what is stored."""
+    x = torch.rand(32, 81920)
+
+    def companded(x: torch.Tensor) -> Any:
+        code = torch.log1p(255 * x.abs()) / 5.5
+        back = (torch.exp(code.abs() * 5.5) - 1) / 255
+        return back, (back - x).square().mean(-1)
+
+    parts = planned(companded, x)
+    assert sum("exp" in part.operators for part in parts) == 1
+
+
+def test_lanes_hold_rows_of_eight_that_are_read_several_times() -> None:
+    """One thread would wait for each element, in each of its loops."""
+    parts = planned(lambda x: torch.logsumexp(torch.log_softmax(x, -1) - x, -1), torch.randn(65536, 8))
+    (mapping, *_) = (moves.mapping for moves in ranked(parts[0].graph, machine_of(DEVICE)))
+    assert mapping.lanes > 1
+    assert mapping.num

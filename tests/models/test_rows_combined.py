@@ -142,7 +142,8 @@ def run(
     for part in parts:
         if part.kind == "view":
             made: Any = evaluate(part.graph, [known[value] for value in part.inputs])
-            known.update(zip(part.outputs, made if isinstance(made, tuple) else (made,), strict=True))
+            (value,) = part.outputs
+            known[value] = np.asarray(made).astype(TYPES[graph.tile(value).ttype.name])
             continue
         assert part.kind == "chain", part.reason
         bases = written(part)
@@ -184,6 +185,12 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
     "one after the other": (lambda x, s, t: zeros(9, 8).index_add(0, t, x[s]).index_add(0, s, x[t]) + 1, 4),
     "the same zeros twice": (
         lambda x, s, t: (zeros(9, 8).index_add(0, t, x[s]), zeros(9, 8).index_add(0, s, x[t])), 3,
+    ),
+    "the same rows twice": (
+        lambda x, s, t: (
+            zeros(9, 8).index_add(0, s[:9], x),
+            torch.full((9, 8), -9.0).scatter_reduce(0, s[:9, None].expand(9, 8), x, "amax"),
+        ), 3,
     ),
     "counts": (lambda x, s, t: torch.zeros(9, dtype=torch.int64).scatter_add(0, t, torch.ones_like(t)), 2),
 }  # fmt: skip
