@@ -26,7 +26,7 @@ from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.sizes import NUMBER
 from ladder.runtime.model.structure import Structure, structure_of
 from ladder.runtime.model.whole import Limits, WholeModel
-from tile_types.errors import LadderError, ShapeError
+from tile_types.errors import LadderError, ShapeError, shown
 from tile_types.quantized import QuantizedTensor
 
 NOTHING: OpenAxes = MappingProxyType({})
@@ -191,6 +191,22 @@ def freeze(
     return _frozen(function, watched, given, result)
 
 
+def freeze_for_file(
+    function: Any,
+    arguments: tuple[Any, ...],
+    named: Mapping[str, Any],
+    axes: OpenAxes = NOTHING,
+    precise: bool = False,
+) -> Frozen:
+    """Capture a model as `freeze` does, for a file that serves other inputs than these.
+
+    Raises LadderError if it reads numbers of its inputs.
+    """
+    frozen = freeze(function, arguments, named, axes, precise)
+    _require_tensors(frozen)
+    return frozen
+
+
 def _require_whole(captured: Any, watched: _Watched) -> None:
     """Raise unless the model ran as one graph, compiled to one plan: not piece by piece as it runs."""
     why = "; ".join([*watched.compiler.refused, *watched.compiler.alone])
@@ -201,6 +217,30 @@ def _require_whole(captured: Any, watched: _Watched) -> None:
             f"{captured.outcome}, {len(watched.calls)} graphs, {plans} plans{f' ({why})' if why else ''};"
             " `explain()` and `plan()` of the compiled model say where it splits"
         )
+
+
+def _require_tensors(frozen: Frozen) -> None:
+    """Raise LadderError if the graph holds a number that was read of inputs, or of what the model changes.
+
+    Numbers that follow from what the file holds, such as buffers, are the same in every call.
+    """
+    graph, order = frozen.graph.graph, frozen.order
+    vary = {at for at, place in order.items() if place < len(frozen.names)}
+    vary |= {at for at, _ in frozen.built.executable.bound.updates}
+    places = {node: at for at, node in enumerate(graph.find_nodes(op="placeholder"))}
+    results: Any = graph.output_node().args[0]
+    for at, number in frozen.graph.meta["assumed"].items():
+        rest: list[torch.fx.Node] = [results[at]]
+        met: set[torch.fx.Node] = set()
+        while rest:
+            node = rest.pop()
+            rest += [] if node in met else node.all_input_nodes
+            met.add(node)
+        if any(places.get(node) in vary for node in met):
+            raise LadderError(
+                f"the model reads numbers of its inputs, here {shown(number)}, and a file would hold these"
+                " for every input: compute with tensors instead, or export the parts before and behind it"
+            )
 
 
 def _named(function: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from ladder.api.compiler import Compiler
-from ladder.api.freeze import Frozen, freeze
+from ladder.api.freeze import Frozen, freeze_for_file
 from ladder.capture import Captured, capture
 from ladder.capture.containers import plain
 from ladder.capture.records import Backend
@@ -127,7 +127,7 @@ class Compiled(Captured):
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], axes: OpenAxes | None = None
     ) -> Frozen:
         """Return the model with what one call of it showed."""
-        return freeze(self.function, arguments, named, axes or {}, self.compiler.precise)
+        return freeze_for_file(self.function, arguments, named, axes or {}, self.compiler.precise)
 
 
 def steps_by_executor(built: Built) -> str:

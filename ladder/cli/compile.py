@@ -49,11 +49,11 @@ def run_compile(
 def compiled(target: str, device: str) -> tuple[str, WholeModel]:
     """Return the device's name and the compiled model."""
     if target.startswith(PYTHON):
-        from ladder.api.freeze import freeze
+        from ladder.api.freeze import freeze_for_file
 
         chosen, where, model, arguments = placed(target, device)
         _require_here(chosen, where)
-        return chosen.name, freeze(model, arguments, {}).whole()
+        return chosen.name, freeze_for_file(model, arguments, {}).whole()
     if Path(target).suffix != ".onnx":
         raise ParseError(f"{target!r} is no ONNX model (.onnx), and no {PYTHON}module:function")
     from ladder.api.onnx_model import OnnxModel

@@ -313,3 +313,40 @@ def test_parts_fit_the_graph() -> None:
             continue
         with pytest.raises(ArtifactError, match="the graph has"):
             saved._check_part(whole, part, {"x"}, "part")
+
+
+class Reading(nn.Module):
+    """Reads numbers of what `of` gives."""
+
+    def __init__(self, of: Callable[..., Any]) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.tensor([3.0, 1.0]))
+        self.of = of
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.of(self, x)
+
+
+INPUTS: dict[str, Callable[..., Any]] = {
+    "item": lambda model, x: x.sum().item(),
+    "int": lambda model, x: int(x[0, 0]) + 1,
+    "branch": lambda model, x: 2 if float(x.sum()) > 0 else 3,
+    "list": lambda model, x: x.tolist()[0][0],
+    "beside a buffer": lambda model, x: (x[0, 0] * model.steps).max().item(),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_no_file_holds_numbers_that_were_read_of_an_input(name: str, tmp_path: Path) -> None:
+    """The file gave what the example's numbers give, for every input."""
+    model, x = ladder.compile(Reading(INPUTS[name])), torch.ones(2, 3)
+    for write in (model.export, model.to_onnx):
+        with pytest.raises(ladder.LadderError, match="reads numbers of its inputs"):
+            write(tmp_path / "model", x)
+
+
+def test_numbers_of_buffers_are_in_the_file(tmp_path: Path) -> None:
+    model = Reading(lambda model, x: model.steps.tolist()[0] + model.steps.sum().item())
+    path = ladder.compile(model).export(tmp_path / "model.ladder", torch.ones(2, 3))
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(ladder.load(path)(x), model(x))

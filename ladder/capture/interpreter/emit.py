@@ -205,6 +205,9 @@ def _graph_lines(vm: Interpreter, needed: set[str], assumed: Assumed | None) -> 
     try:
         with settings_at(trace.settings), autocast_at(heap.guard.autocast):
             module = graph_module(trace, wanted, _buffers(heap), before=before, loops=loops)
+            numbers = {item.var: item.number for item in trace.assumed}
+            places = ((at, value.var) for at, value in enumerate(wanted))
+            module.meta["assumed"] = {at: numbers[var] for at, var in places if var in numbers}
             compiled = backend(module, examples)
     except Exception as error:
         if getattr(backend, "is_ours", False):
