@@ -222,8 +222,9 @@ class Products:
                 yield self.part_of(members, shown[0])
 
     def may_end(self, last: Node, product: Node) -> bool:
-        """Tell whether a region may end: in the product's type, and by what readers do not compute each."""
-        return last.tile.ttype == product.tile.ttype and (last is product or not is_inlined(self.graph, last))
+        """Tell whether a region may end: in the product's type and size, not in what its readers compute."""
+        fits = last.tile.ttype == product.tile.ttype and _size(last) == _size(product)
+        return fits and (last is product or not is_inlined(self.graph, last))
 
     def may_join(self, node: Node) -> bool:
         """Tell whether a node may be part of a convolution's epilogue."""
@@ -286,6 +287,10 @@ class Products:
         return Subgraph(
             "product", region, outside_inputs(self.graph, members), (output,), "computed by torch"
         )
+
+
+def _size(node: Node) -> int | str:
+    return product(node.tile.shape)
 
 
 def is_exact(node: Node) -> bool:

@@ -247,6 +247,32 @@ def test_plans_for_gpus(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
             simulate(part.graph)
 
 
+class Context(nn.Module):
+    """What a product gives for a whole image is added to each of its places (timm's gcresnext26ts)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.context = nn.Conv2d(16, 16, 3, 1, 1), nn.Conv2d(16, 16, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.image(x)
+        return torch.relu(self.context(y.mean((2, 3), keepdim=True)) + y)
+
+
+def test_a_product_takes_in_no_more_than_it_computes() -> None:
+    found: list[Any] = []
+
+    def backend(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        found.append(simplified(import_fx(module, examples), H200))
+        return module
+
+    ladder.compile(Context().half(), backend=backend)(torch.randn(2, 16, 8, 8).half())
+    made = [name for name, source in found[0].sources.items() if source.graph is not None]
+    parts = partition(found[0].graph, device=H200, packable=made)
+    products = [part for part in parts if part.kind in ("gemm", "product")]
+    assert [part.operators.count("relu") for part in products] == [0, 0]
+
+
 @pytest.mark.parametrize("taps", [3, 7])
 def test_images_of_three_channels(taps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few products are sums over windows; else the channels become four."""
