@@ -119,7 +119,10 @@ def _copy_inputs(heap: Heap, trace: Trace, needed: set[str]) -> None:
 def _buffers(heap: Heap) -> set[int]:
     """Return the ids of the buffers of all modules that the segment has met."""
     modules = (node.obj for node in heap.nodes.values() if is_a(node.obj, torch.nn.Module))
-    return {id(buffer) for module in modules for buffer in module.__dict__.get("_buffers", {}).values()}
+    attributes = (
+        object.__getattribute__(module, "__dict__") for module in modules
+    )  # none of its class is asked
+    return {id(buffer) for own in attributes for buffer in own.get("_buffers", {}).values()}
 
 
 def _compiled(source: str, space: dict[str, Any]) -> tuple[Any, Any]:

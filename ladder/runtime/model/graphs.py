@@ -31,6 +31,9 @@ ALIGNMENT = 16
 LISTED = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 """Types of which a device copies many tensors in one launch."""
 
+MOST_LISTED = 8192
+"""Elements of a tensor that is copied with others in one launch: of it few blocks would copy more."""
+
 
 class Lent(NamedTuple):
     """A result that lies in the memory of an argument.
@@ -85,7 +88,7 @@ class Replayed:
             else:
                 self.together.append(_bytes_of([(at, results[at]) for at in group]))
         for dtype in LISTED:
-            places = [at for at, result in self.alone if _is_plain(result) and result.dtype == dtype]
+            places = [at for at, result in self.alone if _is_listed(result) and result.dtype == dtype]
             if len(places) > 1:
                 self.listed.append((places, [results[at] for at in places]))
                 self.alone = [(at, result) for at, result in self.alone if at not in places]
@@ -156,8 +159,14 @@ def _has_memory(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() > 0
 
 
-def _is_plain(value: Any) -> bool:
-    return _has_memory(value) and not value.is_conj() and not value.is_neg()
+def _is_listed(value: Any) -> bool:
+    return _has_memory(value) and value.numel() <= MOST_LISTED and not value.is_conj() and not value.is_neg()
+
+
+def _launches(values: Sequence[torch.Tensor]) -> int:
+    """Return how many launches copy tensors, of which one copies all small ones."""
+    large = sum(value.numel() > MOST_LISTED for value in values)
+    return large + (large < len(values))
 
 
 def _memory(value: torch.Tensor) -> int:
@@ -193,7 +202,7 @@ class Stopwatch:
     """Times some steps on a device: what launching them takes the host, and all of them the device."""
 
     def __init__(self, where: torch.device, steps: int) -> None:
-        self._longest = steps * LAUNCH
+        self._steps, self._longest = steps, steps * LAUNCH
         self._stream = torch.cuda.current_stream(where)
         self._begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -208,11 +217,16 @@ class Stopwatch:
         self._host = min(time.perf_counter() - self._host, self._longest)
         self._end.record(self._stream)
 
-    def allows(self, copied: int) -> bool:
-        """Say whether a graph of the same would be faster that copies so many bytes."""
+    def allows(self, copied: int, copies: int) -> bool:
+        """Say whether a graph of the same would be faster that copies so many bytes by so many launches.
+
+        A graph takes the host as long as a launch.
+        """
+        if self._steps <= copies + 1:
+            return False
         self._end.synchronize()
-        copies, device = 2 * copied / self._bandwidth, self._begin.elapsed_time(self._end) * 1e-3
-        return copies <= (OF_DEVICE * device if device > BUSY_RATIO * self._host else OF_HOST * self._host)
+        copying, device = 2 * copied / self._bandwidth, self._begin.elapsed_time(self._end) * 1e-3
+        return copying <= (OF_DEVICE * device if device > BUSY_RATIO * self._host else OF_HOST * self._host)
 
 
 _with_collectives: WeakSet[Replay] = WeakSet()
@@ -227,7 +241,7 @@ def release_collectives() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     for replay in list(_with_collectives):
-        replay.graph, replay.copies, replay.replayed = None, [], Replayed()
+        replay.graph, replay.listed, replay.alone, replay.replayed = None, [], [], Replayed()
     peers.forget()
 
 
@@ -245,10 +259,13 @@ class Replay:
         self.refused = ""
         self.stopwatch: Stopwatch | None = None
         """Of the call before the first recording; None if that one was part of a graph of the program's."""
-        self.given = 0
-        """Bytes of its results."""
+        self.given = self.given_by = 0
+        """Bytes of its results, and launches that copy them."""
         self.graph: Any = None
-        self.copies: list[tuple[int, torch.Tensor]] = []
+        self.listed: list[tuple[int, torch.Tensor]] = []
+        """Arguments and their buffers in the graph, of those that one launch copies."""
+        self.alone: list[tuple[int, torch.Tensor]] = []
+        """Those of larger ones."""
         self.replayed = Replayed()
 
     def run(self, values: Sequence[Any], generation: int) -> list[Any]:
@@ -265,8 +282,10 @@ class Replay:
                 return self.step_by_step(values)
         if not self.replayed.fits(values):
             return self.step_by_step(values)
-        if self.copies:
-            torch._foreach_copy_([copy for _, copy in self.copies], [values[at] for at, _ in self.copies])
+        if self.listed:
+            torch._foreach_copy_([copy for _, copy in self.listed], [values[at] for at, _ in self.listed])
+        for at, copy in self.alone:
+            copy.copy_(values[at])
         self.graph.replay()
         found = self.replayed.of(values)
         for at, argument in self.owner.written.items():
@@ -274,10 +293,12 @@ class Replay:
         return found
 
     def _timed(self, values: Sequence[Any]) -> list[Any]:
-        self.stopwatch = Stopwatch(self.owner.where, len(self.owner.plan.steps))
+        launches = [step for step in self.owner.plan.steps if step.part.kind != "view" and not step.constant]
+        self.stopwatch = Stopwatch(self.owner.where, len(launches))
         with self.stopwatch:
             given = self.step_by_step(values)
-        self.given = sum(given[at].nbytes for at in self.owner.wanted - self.owner.written.keys())
+        results = [given[at] for at in self.owner.wanted - self.owner.written.keys()]
+        self.given, self.given_by = sum(result.nbytes for result in results), _launches(results)
         return given
 
     def record(self, values: Sequence[Any], moving: Collection[int]) -> None:
@@ -287,11 +308,14 @@ class Replay:
             self.graph = None
             self.refused = f"{moved} bytes of arguments that change and of results, for one of many sizes"
             return
-        if self.stopwatch is not None and not self.stopwatch.allows(moved):
-            self.graph, self.refused = None, f"copying {moved} bytes takes longer than launches"
+        copies = _launches([values[at] for at in moving]) + self.given_by
+        if self.stopwatch is not None and not self.stopwatch.allows(moved, copies):
+            self.graph, self.refused = None, f"{copies} copies of {moved} bytes take longer than launches"
             return
         static = [lying_as(value) if at in moving else value for at, value in enumerate(values)]
-        self.copies = [(at, static[at]) for at in sorted(moving)]
+        buffers = [(at, static[at]) for at in sorted(moving)]
+        self.listed = [(at, buffer) for at, buffer in buffers if buffer.numel() <= MOST_LISTED]
+        self.alone = [(at, buffer) for at, buffer in buffers if buffer.numel() > MOST_LISTED]
         self.graph = None
         self.recordings += 1
         graph = torch.cuda.CUDAGraph()

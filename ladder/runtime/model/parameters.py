@@ -14,6 +14,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.runtime.model.library import VIEWS, resolve
 from ladder.runtime.model.nodes import EVALUATED
 from ladder.runtime.model.program import Program, Source
+from tile_types.tile import Tile
 
 MOST_BYTES = 16 << 20
 """Of one value that is kept beside the parameters, unless it takes no more than what it is computed of."""
@@ -52,7 +53,7 @@ def _roots(graph: Graph, own: set[str]) -> list[str]:
 
     What a call returns is made by every call: the caller may write it.
     """
-    alone = {name: False for name in own if not graph.tile(name).ttype.is_block}
+    alone = {name: False for name in own if _is_known(graph.tile(name))}
     """Value of the model alone -> whether it takes work."""
     read = {name: graph.tile(name).nbytes for name in alone}
     """Value of the model alone -> bytes of the largest tensor that it is computed of."""
@@ -78,11 +79,13 @@ def _roots(graph: Graph, own: set[str]) -> list[str]:
 
 def _evaluated(graph: Graph, node: Node) -> bool:
     """Tell whether torch computes a node from its operands alone, to one new tensor of a known shape."""
-    if len(node.tiles) != 1 or draws(node) or node.tile.ttype.is_block:
-        return False
-    if not all(isinstance(extent, int) for extent in node.tile.shape):
+    if len(node.tiles) != 1 or draws(node) or not _is_known(node.tile):
         return False
     return node.operator in EVALUATED or (node.operator == "call" and _is_function(node))
+
+
+def _is_known(tile: Tile) -> bool:
+    return not tile.ttype.is_block and all(isinstance(extent, int) for extent in tile.shape)
 
 
 def _is_function(node: Node) -> bool:
