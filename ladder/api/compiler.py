@@ -140,6 +140,8 @@ class Compiler:
             except Exception as error:  # a fault of ours must not become one of the program's
                 self.refused.append(faults.tolerated(error, "a graph runs in torch alone"))
                 return run_as_is(module, examples)
+        if reason == SEVERAL_DEVICES and (run := self._otherwise(module, reason)) is not None:
+            return run
         self._refuse(reason)
         return run_as_is(module, examples)
 
@@ -229,6 +231,10 @@ def _lie_by_sizes(expected: Aliasing) -> bool:
     return gaps or len(set(own)) < len(own)
 
 
+SEVERAL_DEVICES = "tensors are on several devices"
+"""Why a graph is no plan, though what lies between moves from one device to another may be."""
+
+
 def reason_to_refuse(examples: list[Any]) -> str:
     """Say why a graph of these arguments is not for plans; empty if it may be."""
     tensors = [value for value in examples if isinstance(value, torch.Tensor)]
@@ -245,7 +251,7 @@ def reason_to_refuse(examples: list[Any]) -> str:
     if any(value.is_neg() for value in tensors):
         return "an argument is negated where it is read, and kernels would see its memory as it is"
     if len({value.device for value in tensors}) > 1:
-        return "tensors are on several devices"
+        return SEVERAL_DEVICES
     return ""
 
 

@@ -82,3 +82,26 @@ def test_what_runs_piece_by_piece_is_not_exported(rounds: int, tmp_path: Path) -
         torch.testing.assert_close(fast(x), program(x))
         with pytest.raises(ladder.LadderError, match=r"one plan.*runs in torch"):
             fast.export(tmp_path / "m.ladder", x)
+
+
+def test_what_lies_between_moves_to_another_device_gets_plans() -> None:
+    """A table that lies elsewhere, as transformers' VideoMAE has one, left the whole graph to torch."""
+    table = torch.randn(5, 4)
+
+    def program(x: torch.Tensor, there: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(FEWEST_STEPS):
+            x = torch.sin(x) * 2
+        behind = x + table.to(there.device, copy=True).new_ones((5, 4), device=x.device)
+        return behind, there + 1
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            x, there = torch.randn(5, 4), torch.empty(3, device="meta")
+            found, elsewhere = fast(x, there)
+            torch.testing.assert_close(found, program(x, there)[0])
+            assert elsewhere.device.type == "meta"
+            assert elsewhere.shape == (3,)
+    (built,) = fast.models
+    assert built.plan.steps
+    assert not fast.refused
