@@ -14,7 +14,7 @@ from ladder.capture import Captured, capture
 from ladder.capture.containers import plain
 from ladder.capture.records import Backend
 from ladder.runtime.model.build import Built
-from tile_types.errors import ValueRangeError, path_of, require_kind
+from tile_types.errors import ShapeError, ValueRangeError, path_of, require_kind
 
 if TYPE_CHECKING:
     from ladder.api.onnx_model import OnnxModel
@@ -127,6 +127,8 @@ class Compiled(Captured):
         self, arguments: tuple[Any, ...], named: Mapping[str, Any], axes: OpenAxes | None = None
     ) -> Frozen:
         """Return the model with what one call of it showed."""
+        if axes is not None and not isinstance(axes, Mapping):
+            raise ShapeError(f'open_axes says which axes of which parameter, as {{"x": [0]}}, got {axes!r}')
         return freeze_for_file(self.function, arguments, named, axes or {}, self.compiler.precise)
 
 

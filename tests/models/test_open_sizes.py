@@ -194,10 +194,11 @@ def test_files(tmp_path: Path) -> None:
         (ranged, [(7, 3)], {"y": [0]}, "unknown parameter 'y'"),
         (ranged, [(7, 3)], {"x": [2]}, "axis 2 of x"),
         (ranged, [(1, 3)], {"x": [0]}, "2 or more elements"),
+        (ranged, [(7, 3)], [0], "which axes of which parameter"),
     ],
 )
 def test_files_that_cannot_be(
-    program: Any, shapes: list[tuple[int, ...]], axes: dict[str, list[int]], why: str, tmp_path: Path
+    program: Any, shapes: list[tuple[int, ...]], axes: Any, why: str, tmp_path: Path
 ) -> None:
     with pytest.raises(LadderError, match=why):
         ladder.compile(program).export(tmp_path / "m", *map(torch.randn, shapes), open_axes=axes)
