@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ladder
-from ladder.runtime.model import parameters
+from ladder.runtime.model import joined, parameters
 
 
 class Biased(nn.Module):
@@ -149,6 +150,51 @@ def test_halves_autocast_and_files(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found, half(y), rtol=2e-2, atol=2e-2)
         path = short.export(tmp_path / "model.ladder", y)
         assert torch.equal(ladder.load(path)(y), found)
+
+
+def test_layers_that_share_a_plan_keep_their_values_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where `torch.compile` takes each layer by itself: all have the same graph."""
+    made: list[Any] = []
+    make = joined.Made.made
+    monkeypatch.setattr(joined.Made, "made", lambda self, values: (made.append(0), make(self, values))[1])
+    layers, others = ([Resampled().eval() for _ in range(3)] for _ in range(2))
+    for layer, other in zip(layers, others, strict=True):
+        other.load_state_dict(layer.state_dict())
+        layer.compile(backend="ladder")
+    x = torch.randn(2, 36, 8)
+
+    def counted() -> int:
+        made.clear()
+        for layer, other in zip(layers, others, strict=True):
+            same(layer(x), other(x))
+        return len(made)
+
+    with torch.no_grad():
+        assert [counted() for _ in range(3)] == [3, 0, 0]
+        layers[1].places.mul_(2)
+        others[1].places.mul_(2)
+        assert [counted() for _ in range(2)] == [1, 0]
+        for each in (layers, others):
+            del each[0]
+        gc.collect()
+        assert [counted() for _ in range(2)] == [0, 0]
+
+
+def test_what_was_made_of_parts_that_are_gone_is_dropped() -> None:
+    arrays = joined.Joined([joined.Join((0, 1), 0)])
+    first, second = ([torch.randn(2, 3) for _ in range(2)] for _ in range(2))
+    (one,) = arrays.of(first)
+    (two,) = arrays.of(second)
+    assert arrays.of(first)[0] is one
+    assert arrays.of(second)[0] is two
+    assert len(arrays._parked) == 1
+    first.clear()
+    gc.collect()
+    assert not arrays._parked
+    second[0].data.mul_(3)  # torch counts no such write
+    third = [torch.randn(2, 3), second[1]]
+    arrays.of(third)
+    assert torch.equal(arrays.of(second)[0], torch.cat(second))
 
 
 def test_large_values_and_precise_programs_compute_them_in_every_call(

@@ -1,11 +1,13 @@
 """Arrays that a plan makes of its arguments: weights side by side, folded, and packed for kernels.
 
 They are copies: made at the first call, and again when a part is another tensor or was changed in place.
+Those of several layers that one plan serves are kept side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +152,31 @@ def numbers_in(gemm: Gemm) -> dict[int, str]:
     return {place: computed_as(gemm, name) for place, name in enumerate(names, 1)}
 
 
+MOST_PARKED = 128
+"""Sets of arrays that a plan keeps beside those of the last call: of layers that share it."""
+
+ROOM = 4
+"""Times the bytes of a set of arrays that must be free on a GPU where one more is kept."""
+
+
+class Parked:
+    """Arrays, and what their parts were; the parts may go, and `drop` is called then."""
+
+    def __init__(self, noted: Noted, arrays: tuple[torch.Tensor, ...], drop: Callable[[], Any]) -> None:
+        self.arrays = arrays
+        self.parts = [weakref.ref(part, lambda _: drop()) for part in noted.parts]
+        self.facts = noted.addresses, noted.versions
+        self.known = noted.probes.known
+
+    def are_of(self, noted: Noted) -> bool:
+        """Tell whether these parts are the ones, and hold what they held."""
+        same = all(ref() is part for ref, part in zip(self.parts, noted.parts, strict=True))
+        if not same or self.facts != (noted.addresses, noted.versions):
+            return False
+        known = noted.probes.known
+        return known is None or (self.known is not None and torch.equal(known, self.known))
+
+
 class Joined:
     """The arrays of a plan.
 
@@ -169,6 +196,8 @@ class Joined:
         """The generation of arguments in which the parts were looked at."""
         self.settled = False
         """Whether the parts are constants, at which no call looks again."""
+        self._parked: dict[tuple[int, ...], Parked] = {}
+        """Ids of other parts, of other layers that one plan serves -> what was made of them."""
 
     def settle(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """Join the parts for good, which nothing else references or writes; return the arrays."""
@@ -185,14 +214,33 @@ class Joined:
         if self.settled:
             return self.arrays
         if self.joins and not self._hold(values, generation):
-            with torch.no_grad(), torch._C._DisableAutocast():
-                self.arrays = tuple(array for join in self.joins for array in join.made(values))
-            self.noted = Noted([values[at] for at in self.read])
+            self._take(values)
             self.generation += 1
             if self.generation == 1:
                 _finish(self.arrays[0].device)
         self._seen = generation
         return self.arrays
+
+    def _take(self, values: Sequence[Any]) -> None:
+        """Take the arrays of these parts: those that were made of them before, or make them."""
+        noted = Noted([values[at] for at in self.read])
+        before, now = tuple(map(id, self.noted.parts)), tuple(map(id, noted.parts))
+        parked = self._parked.pop(now, None)
+        again = parked is not None and parked.are_of(noted)
+        if before and before != now and (again or self._has_room()):
+            self._parked[before] = Parked(self.noted, self.arrays, lambda: self._parked.pop(before, None))
+        if parked is not None and again:
+            self.arrays = parked.arrays
+        else:
+            with torch.no_grad(), torch._C._DisableAutocast():
+                self.arrays = tuple(array for join in self.joins for array in join.made(values))
+        self.noted = noted
+
+    def _has_room(self) -> bool:
+        """Tell whether one set of arrays more may be kept."""
+        where, needed = self.arrays[0].device, sum(array.nbytes for array in self.arrays)
+        room = where.type != "cuda" or torch.cuda.mem_get_info(where)[0] > ROOM * needed
+        return room and len(self._parked) < MOST_PARKED
 
     def _hold(self, values: Sequence[Any], generation: int) -> bool:
         if generation and generation == self._seen:
