@@ -87,7 +87,7 @@ class Stub:
     """
 
     def __init__(self, arch: str, folder: Path) -> None:
-        self.arch, self.assembly = arch, ""
+        self.arch, self.assemblies = arch, list[str]()
         self.memory: dict[int, Any] = {}
         self.modules: dict[int, bytes] = {}
         self.functions: dict[int, dict[str, Any]] = {}
@@ -209,7 +209,8 @@ class Stub:
         require(bx <= most, f"{bx} threads, compiled for {most}")
         visible = [each for each in kernel[".args"] if not each[".value_kind"].startswith("hidden")]
         given = [self._argument(params, index, each) for index, each in enumerate(visible)]
-        report = run(self.assembly, symbol, self.arch, given, gx, bx)
+        assembly = next((text for text in self.assemblies if f"\n{symbol}:" in text), "")
+        report = run(assembly, symbol, self.arch, given, gx, bx)
         self.findings += [str(each) for each in report.findings]
         self.counts += report.counts
         self.launches.append((symbol, gx, bx))
@@ -248,7 +249,7 @@ def launched(
     """Run a kernel as users' GPUs do, by its compiled host part; what it writes is put into the arrays."""
     name, library = str(function.attrs["global_symbol"]), stub.library.with_name("kernel.so")
     compiled = compile_functions({name: function}, get_device(f"rocm/{stub.arch}"), library)
-    stub.assembly = compiled.source
+    stub.assemblies.append(compiled.source)
     entry = load_library(library.read_bytes(), library.name, "rocm")[name]
     tensors = [array for array in arrays if not isinstance(array, int)]
     with hip.on_device(hip.runtime(), tensors) as (held, given):

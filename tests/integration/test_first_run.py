@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import ladder
 from ladder.cli import amd_gpu, first_graphs, first_kernels, first_run, problem
 from ladder.cli.app import app
+from ladder.runtime import build as building
 from ladder.runtime import compile as compiling
 from ladder.runtime import hip
 from targets import get_device
@@ -37,14 +38,14 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
     real = compiling.load_entry
 
     def load_entry(kernel: Any, family: str) -> Any:
-        stub.assembly = kernel.sources()["asm"]
+        stub.assemblies.append(kernel.sources()["asm"])
         return real(kernel, family)
 
     with (
         installed("gfx942", tmp_path_factory.mktemp("hip")) as stub,
         pytest.MonkeyPatch.context() as patch,
     ):
-        for module in (compiling, first_kernels):
+        for module in (building, compiling, first_kernels):
             patch.setattr(module, "load_entry", load_entry)
         for module in (problem, first_run):
             patch.setattr(module, "rocm_architectures", lambda: ["gfx942"])

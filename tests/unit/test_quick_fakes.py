@@ -104,7 +104,7 @@ def test_compiling_takes_nothing_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         if op in decomposition_table:
             monkeypatch.setitem(decomposition_table, op, partial(counted, name, decomposition_table[op]))
     _fakes.cache_clear()
-    layers = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU6(inplace=True), nn.Hardswish()
+    layers = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU6(inplace=True), nn.Mish()
     model = nn.Sequential(*layers).eval()
     fast = ladder.compile(model)
     try:
