@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tile_types import QuantizedTensor, get_type, list_types, pack_codes, quantize, unpack_codes
+from tile_types.errors import ValueRangeError
 from tile_types.packing import storage_bytes
 
 SMALL = [t.name for t in list_types() if not t.is_block and t.elem_bits <= 8]
@@ -70,7 +71,11 @@ def test_zero_points_bound_the_error(values: np.ndarray, bits: int, group: int, 
 @settings(max_examples=60, deadline=None)
 @given(MATRIX, st.sampled_from([t.name for t in list_types() if t.is_block]))
 def test_block_types_give_finite_values_and_keep_signs(values: np.ndarray, name: str) -> None:
-    restored = quantize(values, name).dequantize()
+    try:
+        restored = quantize(values, name).dequantize()
+    except ValueRangeError:  # all would become 0
+        assert np.abs(values).max() < np.finfo(np.float32).tiny
+        return
     assert np.isfinite(restored).all()
     assert (restored * values >= 0).all()
 
