@@ -117,11 +117,9 @@ def _copy_inputs(heap: Heap, trace: Trace, needed: set[str]) -> None:
 
 
 def _buffers(heap: Heap) -> set[int]:
-    """Return the ids of the buffers of all modules that the segment has met."""
+    """Return the ids of the buffers of all modules that the segment has met; no class of theirs is asked."""
     modules = (node.obj for node in heap.nodes.values() if is_a(node.obj, torch.nn.Module))
-    attributes = (
-        object.__getattribute__(module, "__dict__") for module in modules
-    )  # none of its class is asked
+    attributes = (object.__getattribute__(module, "__dict__") for module in modules)
     return {id(buffer) for own in attributes for buffer in own.get("_buffers", {}).values()}
 
 

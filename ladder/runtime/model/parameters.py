@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ladder.ir.build import draws, node_attributes
-from ladder.ir.folding import with_inputs
+from ladder.ir.folding import Folded, with_inputs
 from ladder.ir.graph import Graph, Node
 from ladder.runtime.model.library import VIEWS, resolve
 from ladder.runtime.model.nodes import EVALUATED
@@ -40,7 +40,11 @@ def with_parameters_computed(program: Program) -> Program:
     }
     if program.precise or not own:
         return program
-    found = with_inputs(program.graph, _roots(program.graph, own))
+    return with_made(program, with_inputs(program.graph, _roots(program.graph, own)))
+
+
+def with_made(program: Program, found: Folded) -> Program:
+    """Return a program of this graph, whose new inputs are made of the arguments that their graphs read."""
     sources = dict(program.sources)
     for name, graph in found.made.items():
         read = tuple((sources[node.name].at[0],) for node in graph.inputs)

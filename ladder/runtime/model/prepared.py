@@ -32,7 +32,7 @@ from ladder.runtime.compile import Request, candidate_for, gated_schedule
 from ladder.runtime.experts import of_slots
 from ladder.runtime.model.found import finder, weights_of
 from ladder.runtime.model.library import is_onnx, resolve
-from ladder.runtime.model.parameters import with_parameters_computed
+from ladder.runtime.model.parameters import with_made, with_parameters_computed
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.prologues import described
 from ladder.runtime.packed import gemm_from_dict
@@ -173,11 +173,7 @@ def simplified(program: Program, device: TileDevice) -> Program:
     graph = simplify(program.graph, device, precise=program.precise)
     graph = graph if program.precise else split_reductions(graph, device)
     folded = fold(graph, () if program.precise else plain)
-    sources = dict(program.sources)
-    for name, graph in folded.made.items():
-        read = tuple((plain[node.name].at[0],) for node in graph.inputs)
-        sources[name] = Source("argument", joined=read, graph=graph)
-    program = with_parameters_computed(replace(program, graph=folded.graph, sources=sources))
+    program = with_parameters_computed(with_made(program, folded))
     program = with_own_results(program)
     graph = with_own_numbers(program.graph)
     return replace(program, graph=with_own_bases(graph, updated_inputs(program, graph)))
