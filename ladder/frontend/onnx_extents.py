@@ -130,9 +130,30 @@ def _product(node: Asked) -> Found:
     return [*a[:-1], b[1]] if len(b) == 2 else None
 
 
+def _contracted(node: Asked) -> Found:
+    """Return the shape of an Einsum; an axis of one element is as long as others of its letter."""
+    terms, arrow, result = node.given["equation"].decode().replace(" ", "").partition("->")
+    letters = terms.split(",")
+    if "." in terms or not arrow or [len(one) for one in letters] != [len(shape) for shape in node.shapes]:
+        return None
+    found: dict[str, Extent] = {}
+    for letter, extent in zip("".join(letters), (e for shape in node.shapes for e in shape), strict=True):
+        if found.get(letter, 1) == 1:
+            found[letter] = extent
+        elif extent not in (1, found[letter]):
+            return None
+    return [found[letter] for letter in result] if set(result) <= found.keys() else None
+
+
 def _of_values(node: Asked) -> Found:
-    """Return the shape of attention: the rows of queries by all heads of the values."""
-    x, _, v = node.shapes[:3]
+    """Return the shape of attention: the rows of queries by all heads of the values, which may be packed.
+
+    Packed values lie in the operand of keys, ``[batch, rows, heads, 2, size]``, or in that of queries, of 3.
+    """
+    x, k, v = [*node.shapes, (), ()][:3]
+    packed = next((shape for shape in (x, k) if len(shape) == 5), None)
+    if packed is not None:
+        return [*x[:2], product([packed[2], packed[4]])]
     if len(v) == 3:
         return [*x[:2], v[2]]
     return [*x[:2], product([v[1], v[3]])] if len(v) == 4 else None
@@ -247,6 +268,7 @@ RULES: Mapping[str, Rule] = {
     "com.microsoft::NhwcFusedConv": _last(lambda node: _convolved(node, 1)),
     "com.microsoft::NhwcMaxPool": _last(_pooled),
     "STFT": _stft,
+    "Einsum": _contracted,
     "com.microsoft::MatMulNBits": lambda node: [*node.shapes[0][:-1], node.given["N"]],
     "com.microsoft::GatherBlockQuantized": _taken,
     **dict.fromkeys(COUNTED, lambda node: [*node.shapes[0], node.shapes[2][1]]),
@@ -298,8 +320,8 @@ FURTHER: Mapping[str, Rule] = {
 }
 """Operator -> rule for the shape of each further result, of the same type but for those of `FLOATS`."""
 
-PREFERRED = frozenset(("MaxPool", "AveragePool", "LpPool", "ConvTranspose"))
-"""Operators of which the standard's rules count windows that its text does not have."""
+PREFERRED = frozenset(("MaxPool", "AveragePool", "LpPool", "ConvTranspose", "Einsum"))
+"""Operators of which the standard's rules say other extents than its text: windows, axes of one element."""
 
 FLOATS = frozenset(("ai.onnx.ml::TreeEnsembleRegressor", "ai.onnx.ml::TreeEnsembleClassifier"))
 """Operators whose results are float32, where the standard's rules say no other type."""

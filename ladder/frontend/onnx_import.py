@@ -219,7 +219,8 @@ class Walk:
         except ImportRefused:
             raise
         except Exception as error:  # what a table or the reference cannot take
-            raise ImportRefused(f"{title(node)}: {error}") from error
+            missing = f"it needs the attribute {error}" if isinstance(error, KeyError) else str(error)
+            raise ImportRefused(f"{title(node)}: {missing}") from error
         for name, value in zip(node.output, found, strict=False):
             if name and value is not None:
                 self.check(node, name, value)

@@ -241,10 +241,12 @@ def _average_pool(call: Call) -> Any:
     kernel, include = list(call.given["kernel_shape"]), bool(call.given.get("count_include_pad", 0))
     x, *rest = _windows(call, kernel, 0.0)
     shares = None if include else _shares(call, kernel)
-    if rest[-1] != [1] * len(kernel) or (not include and shares is None) or call.given.get("ceil_mode", 0):
+    row = MODEL_ROWS.get(f"avg_pool{max(len(kernel), 2)}d.default")
+    gaps = rest[-1] != [1] * len(kernel)
+    if row is None or gaps or (not include and shares is None) or call.given.get("ceil_mode", 0):
         return None
     x, sizes = _as_image(call, kernel, x, *rest)
-    found = MODEL_ROWS["avg_pool2d.default"](call.im, call.out, x, *sizes[:-1])
+    found = row(call.im, call.out, x, *sizes[:-1])
     if found is None:
         return None
     mean = _as_line(call, found, len(kernel))

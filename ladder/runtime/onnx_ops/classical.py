@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.reference import evaluated
 from ladder.runtime.onnx_ops.trees import POST
 from ladder.runtime.onnx_ops.values import array_of, value_of
+from tile_types.errors import ShapeError
 
 
 def _real(x: Any) -> Any:
@@ -60,9 +62,26 @@ def _regressed(op: Operation, x: Any) -> Any:
     return POST[op.get("post_transform", "NONE")](rows @ weights.T + _numbers(op, "intercepts", x))
 
 
+def _vectorized(op: Operation, *parts: Any) -> Any:
+    """Join rows, each part cut or filled with zeros to its width; a vector is one row."""
+    rows = [x.flatten(1) if x.ndim > 1 else x.reshape(1, -1) for x in parts]
+    widths = op.get("inputdimensions", [x.shape[1] for x in rows])
+    cut = [x[:, :width] for x, width in zip(rows, widths, strict=True)]
+    return torch.cat([F.pad(x, (0, width - x.shape[1])) for x, width in zip(cut, widths, strict=True)], 1)
+
+
 def _one_hot(op: Operation, x: Any) -> Any:
-    """Numbers of any type are those of whole categories, without their fractions."""
-    return evaluated(op, x if isinstance(x, np.ndarray) else x.to(torch.int64))
+    """Numbers of any type are those of whole categories, without their fractions.
+
+    Raises ShapeError at an element of no category, where the node allows none.
+    """
+    texts = op.get("cats_strings")
+    labels = np.array(texts, object) if texts else np.array(op.get("cats_int64s", []), np.int64)
+    elements = x.astype(str).astype(object) if texts else array_of(x.to(torch.int64))
+    found = elements[..., None] == labels
+    if not op.get("zeros", 1) and not found.any(-1).all():
+        raise ShapeError("an element is in no category, and zeros is 0")
+    return value_of(found.astype(np.float32))
 
 
 def _label_encoder(op: Operation, x: Any) -> Any:
@@ -134,7 +153,7 @@ CLASSICAL: Mapping[str, Run] = {
     "ai.onnx.ml::LinearRegressor": in_reals(_regressed),
     "ai.onnx.ml::OneHotEncoder": _one_hot,
     "ai.onnx.ml::LabelEncoder": _label_encoder,
-    "ai.onnx.ml::FeatureVectorizer": in_reals(evaluated),
+    "ai.onnx.ml::FeatureVectorizer": in_reals(_vectorized),
     "ai.onnx.ml::LinearClassifier": in_reals(_classified),
     "ai.onnx.ml::SVMClassifier": in_reals(_of_any_rows(evaluated)),
     "ai.onnx.ml::SVMRegressor": in_reals(_of_any_rows(evaluated)),

@@ -15,7 +15,7 @@ from ladder.runtime.onnx_ops.values import array_of, value_of
 from tile_types.errors import MissingToolError
 
 NAMES = (
-    *("TfIdfVectorizer", "ImageDecoder", "StringNormalizer", "StringConcat", "StringSplit", "RegexFullMatch"),
+    *("TfIdfVectorizer", "ImageDecoder", "StringConcat", "StringSplit", "RegexFullMatch"),
     *(f"ai.onnx.ml::{name}" for name in ("ArrayFeatureExtractor", "Binarizer", "Imputer")),
 )
 """Operators that run so."""
@@ -39,6 +39,8 @@ def _evaluator(op: Operation, names: Sequence[str]) -> Any:
     """Return the reference's evaluator of a model of one node."""
     domain, _, name = op.name.rpartition("::")
     given = {key: _attribute(key, value) for key, value in op.given.items()}
+    if name == "TfIdfVectorizer":  # the reference's frequencies need weights, the standard's are 1
+        given.setdefault("weights", [1.0] * len(given["ngram_indexes"]))
     results = [f"o{at}" for at in range(op.count)]
     node = onnx.helper.make_node(name, names, results, domain=domain, **given)
     sides = [[onnx.helper.make_tensor_value_info(n, 0, None) for n in side if n] for side in (names, results)]

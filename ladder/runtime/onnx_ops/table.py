@@ -21,6 +21,7 @@ from ladder.runtime.onnx_ops.reference import REFERENCE
 from ladder.runtime.onnx_ops.resize import RESIZES
 from ladder.runtime.onnx_ops.sequences import MAPS, SEQUENCES
 from ladder.runtime.onnx_ops.signals import SIGNALS
+from ladder.runtime.onnx_ops.texts import TEXTS
 from ladder.runtime.onnx_ops.trees import TREES
 from ladder.runtime.onnx_ops.vision import VISION
 from ladder.runtime.onnx_ops.windows import WINDOWS
@@ -28,7 +29,7 @@ from ladder.runtime.onnx_ops.windows import WINDOWS
 TABLE: Mapping[str, Run] = {
     **ELEMENTWISE, **CASTS, **MOVES, **REDUCTIONS, **WINDOWS, **RECURRENT, **RESIZES, **VISION, **SIGNALS,
     **SEQUENCES, **MICROSOFT, **ATTENTION, **STATES, **TOKENS, **BLOCKS, **QUANTIZED, **REFERENCE,
-    **MAPS, **TREES, **CLASSICAL,
+    **MAPS, **TREES, **CLASSICAL, **TEXTS,
 }  # fmt: skip
 """Operator, with its domain where it is not ONNX's own -> what computes it."""
 
