@@ -7,20 +7,21 @@ it holds.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ladder.installation import ladder_version, tvm_version
 from ladder.runtime import archive, library
 from ladder.runtime.archive import MANIFEST
 from ladder.runtime.compile import Request, family_of, obtain, runs_code_of, target_of
-from ladder.runtime.fields import refuse_contradiction, require
+from ladder.runtime.fields import UNPICKLED, refuse_contradiction, require
 from ladder.runtime.kernel import CompiledGemm
 from ladder.runtime.packed import (
     PackedWeight,
@@ -38,6 +39,7 @@ from tile_types.errors import (
     UNREGISTERED,
     ArtifactError,
     DeviceError,
+    DTypeError,
     MissingToolError,
     TypeValuesError,
     path_of,
@@ -99,6 +101,17 @@ class Artifact:
         except Exception as error:
             refuse_contradiction(error)
             raise
+
+    def __copy__(self) -> Artifact:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Artifact:
+        """Return an operator of the same kernels with a weight of its own."""
+        return replace(self, packed=copy.deepcopy(self.packed, memo))
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise DTypeError(UNPICKLED)
 
     def pack(self, weight: QuantizedTensor) -> PackedWeight:
         """Bring a quantized matrix into the kernel's layout."""

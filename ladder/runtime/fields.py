@@ -34,6 +34,13 @@ def require(value: Any, form: Any, where: str) -> None:
         raise ArtifactError(fault)
 
 
+UNPICKLED = (
+    "what is loaded holds machine code of this process, which pickle does not keep: keep its file and load it "
+    "again where it is needed"
+)
+"""Why loaded operators and models are not pickled."""
+
+
 def refuse_contradiction(error: Exception) -> None:
     """Raise the error of a file whose kernels refuse the file's own tensors, given what a call raised.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -32,6 +34,11 @@ def test_loaded_artefact_computes_the_same(tmp_path: Path) -> None:
     for m in (0, 1, 5, 100):
         x, bias = torch.randn(m, K).half(), torch.randn(N).half()
         assert torch.equal(loaded(x, bias=bias), op(x, packed, bias))
+        for other in (copy.copy(loaded), copy.deepcopy(loaded)):
+            assert torch.equal(other(x, bias=bias), loaded(x, bias=bias))
+    assert copy.deepcopy(loaded).packed is not loaded.packed
+    with pytest.raises(ladder.DTypeError, match="keep its file"):
+        pickle.dumps(loaded)
     assert loaded.kernel.gemm == op.gemm
     with pytest.raises(ladder.DTypeError, match="float16"):
         loaded(torch.zeros(1, K), bias=torch.zeros(N).half())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -131,6 +133,21 @@ def test_state_and_structure(tmp_path: Path) -> None:
         loaded({"x": x[:2], "y": y}, 2.0)
     with pytest.raises(ladder.ShapeError, match="no state"):
         ladder.compile(model).to_onnx(tmp_path / "step.onnx", {"x": x, "y": y}, scale=2.0)
+
+
+def test_copies_of_a_loaded_model_have_state_of_their_own(tmp_path: Path) -> None:
+    x, y = torch.ones(3, 4), torch.randn(2)
+    with torch.no_grad():
+        loaded = ladder.load(ladder.compile(Step()).export(tmp_path / "step.ladder", {"x": x, "y": y}))
+        assert loaded({"x": x, "y": y})[0].tolist() == [3.0] * 4
+        other, same = copy.deepcopy(loaded), copy.copy(loaded)
+        assert other({"x": x, "y": y})[0].tolist() == [6.0] * 4
+        assert same({"x": x, "y": y})[0].tolist() == [6.0] * 4
+        assert loaded({"x": x, "y": y})[0].tolist() == [9.0] * 4
+    with pytest.raises(ladder.DTypeError, match="keep its file"):
+        pickle.dumps(loaded)
+    with pytest.raises(ladder.DTypeError, match=r"sparse_coo: give its to_dense"):
+        loaded({"x": x.to_sparse(), "y": y})
 
 
 def test_tied_weights_are_written_once(tmp_path: Path) -> None:

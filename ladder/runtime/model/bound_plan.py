@@ -102,6 +102,14 @@ class BoundPlan:
             if first <= at < len(values) and values[at] is not None
         }
 
+    def unused(self) -> BoundPlan:
+        """Return the same plan and kernels for arguments of their own."""
+        joined = Joined(self.joined.joins) if self.joined is not None else None
+        program = (self.plan, self.bindings, self.packs, self.held, self.results, self.updates)
+        found = BoundPlan(*program, self.kernels, self.where, joined, self.places)
+        found.operators = self.operators
+        return found
+
     def made_from(self, values: Sequence[Any]) -> int:
         """Return the position of the first argument that is made of others."""
         return len(values) - (len(self.joined.arrays) if self.joined is not None else 0)

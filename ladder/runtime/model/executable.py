@@ -175,6 +175,8 @@ class Executable:
 
 def _check_type(value: torch.Tensor, name: str, where: str) -> None:
     """Raise DTypeError unless a tensor is of the named type, and its memory holds what it is."""
+    if value.layout != torch.strided:
+        raise DTypeError(f"{where} must have its elements in memory, got {value.layout}: give its to_dense()")
     if value.dtype != torch_dtype(name):
         raise DTypeError(f"{where} must be {name}, got {value.dtype}")
     if value.is_neg():

@@ -135,7 +135,8 @@ def reader(places: Sequence[tuple[int, int]]) -> Callable[[Sequence[Any]], Sizes
 
 @lru_cache(maxsize=64)
 def facts_of(count: int) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return the function from arguments to classes, shapes, types and lazy signs of the first so many."""
-    parts = (f"v[{at}].__class__, v[{at}].shape, v[{at}].dtype, v[{at}].is_neg(), " for at in range(count))
+    """Return the function from arguments to what `check` looks at, of the first so many."""
+    facts = "v[{0}].__class__, v[{0}].shape, v[{0}].dtype, v[{0}].layout, v[{0}].is_neg(), "
+    parts = (facts.format(at) for at in range(count))
     found: Callable[[Sequence[Any]], tuple[Any, ...]] = eval(f"lambda v: ({''.join(parts)})", {})
     return found

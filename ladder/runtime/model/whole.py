@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from ladder.ir.extents import size_names
 from ladder.ir.graph import Graph
-from ladder.runtime.fields import refuse_contradiction
+from ladder.runtime.fields import UNPICKLED, refuse_contradiction
 from ladder.runtime.model.executable import Executable
 from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.sizes import Sizes, evaluator
 from ladder.runtime.model.structure import Structure, build, collect, tensors_taken
-from tile_types.errors import OutOfRangeError, ShapeError, unknown_name
+from tile_types.errors import DTypeError, OutOfRangeError, ShapeError, unknown_name
 from tile_types.tile import Extent
 
 Limits = tuple[tuple[Extent, Extent], ...]
@@ -51,6 +52,18 @@ class WholeModel:
     def __post_init__(self) -> None:
         """Let the plan know what it brings itself."""
         self.executable.bound.own(tensors_taken(self.parameters), self.stored)
+
+    def __copy__(self) -> WholeModel:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WholeModel:
+        """Return a model of the same kernels with tensors of its own: its state is not this one's."""
+        executable = Executable(self.executable.bound.unused())
+        return replace(self, executable=executable, stored=copy.deepcopy([*self.stored], memo))
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled."""
+        raise DTypeError(UNPICKLED)
 
     def prepare(self) -> None:
         """Bind the plan to memory, as the first call would."""
