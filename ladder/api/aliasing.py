@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -173,6 +173,19 @@ def parts_of_arguments(
     return parts
 
 
+def views_of_arguments(expected: Aliasing, opened: Sequence[Any]) -> dict[int, tuple[int, int]]:
+    """Return the results that are views of one argument, by number: which, and where its elements begin."""
+    given = zip(expected.memory[: len(opened)], expected.objects, strict=False)
+    shared = Counter(place for place, _ in set(given))
+    rows = zip(expected.objects[len(opened) :], expected.memory[len(opened) :], strict=True)
+    views = dict[int, tuple[int, int]]()
+    for number, (first, place) in enumerate(rows):
+        lies = expected.strides[number]
+        if first >= len(opened) > place and shared[place] == 1 and lies is not None and not lies.changed:
+            views[number] = place, opened[place].storage_offset()
+    return views
+
+
 class Separated:
     """Runs an executable; what its first run shows to differ from the program is mended in every run.
 
@@ -180,6 +193,7 @@ class Separated:
     instead: What runs it operator by operator, where results cannot be mended or arguments share memory.
     expected: What shares memory in the program, and how results lie.
     lies: How results lie for the sizes of a call, where that follows from them.
+    views: As of `views_of_arguments`; what plans copy of them is mended.
     """
 
     def __init__(
@@ -189,12 +203,14 @@ class Separated:
         expected: Aliasing,
         *,
         lies: OpenStrides | None = None,
+        views: Mapping[int, tuple[int, int]] | None = None,
     ) -> None:
         self.executable: Executable | None = executable
         """None once results turned out to be none that can be mended."""
         self.instead = instead
         self.expected = expected
         self.lies = lies
+        self.views = views or {}
         self.changes: dict[int, Callable[..., torch.Tensor]] | None = None
         """Result -> what mends it; `relaid` without how the result lies where sizes decide that."""
         self.groups: list[Group] = []
@@ -293,7 +309,9 @@ class Separated:
                 continue  # equal numbers may be one object
             own = expected.memory[at] == at and at not in expected.memory[at + 1 :]
             lies = strides[at - start]
-            if lies is not None and own and not lies_as(values[at - start], lies):
+            if at - start in self.views and found.memory[at] != expected.memory[at]:
+                changes[at - start] = _viewed
+            elif lies is not None and own and not lies_as(values[at - start], lies):
                 known = self.lies is None or (expected.strides[at - start] == lies and lies.order is not None)
                 changes[at - start] = partial(relaid, lies) if known else relaid
             elif expected.memory[at] != expected.memory[found.memory[at]]:
@@ -314,6 +332,14 @@ class Separated:
         if self.lies is None:
             return known
         return [self.lies.of(inputs, at) for at in range(len(known))]
+
+    def _view(self, inputs: tuple[Any, ...], number: int, value: torch.Tensor) -> torch.Tensor:
+        """Return a result that is a view of an argument, given the plan's copy of it."""
+        argument, start = self.views[number]
+        lies = self.expected.strides[number] if self.lies is None else self.lies.of(inputs, number)
+        if lies is None:
+            return value
+        return ArgumentPart(argument, lies.steps, lies.offset - start).of(inputs[argument], value)
 
     def _note_versions(
         self, inputs: tuple[Any, ...], written: Sequence[int], before: list[Any], results: Any
@@ -351,7 +377,9 @@ class Separated:
             return results
         values = flat(results)
         for at, change in changes.items():
-            if change is not relaid or self.lies is None:
+            if change is _viewed and at in self.views:
+                values[at] = self._view(inputs, at, values[at])
+            elif change is not relaid or self.lies is None:
                 values[at] = change(values[at])
             elif (lies := self.lies.of(inputs, at)) is not None and not lies_as(values[at], lies):
                 values[at] = relaid(lies, values[at])

@@ -16,6 +16,7 @@ from ladder.api.aliasing import (
     parts_of_arguments,
     results_of,
     strides_for,
+    views_of_arguments,
 )
 from ladder.api.branching import Branching, branches
 from ladder.api.elsewhere import without_results
@@ -220,7 +221,8 @@ def separated(
         raise ImportRefused("results are views of arguments, and sizes are open")
     executable.gives(parts)
     lies = open_strides(module, opened) if is_open and _lie_by_sizes(expected) else None
-    return Separated(executable, run_as_is(module, examples), expected, lies=lies)
+    views = {} if is_open and lies is None else views_of_arguments(expected, opened)
+    return Separated(executable, run_as_is(module, examples), expected, lies=lies, views=views)
 
 
 def _lie_by_sizes(expected: Aliasing) -> bool:

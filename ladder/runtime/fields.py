@@ -35,8 +35,8 @@ def require(value: Any, form: Any, where: str) -> None:
 
 
 UNPICKLED = (
-    "what is loaded holds machine code of this process, which pickle does not keep: keep its file and load it "
-    "again where it is needed"
+    "what is loaded holds machine code of this process, which pickle does not keep: keep its file and load "
+    "it again where it is needed"
 )
 """Why loaded operators and models are not pickled."""
 

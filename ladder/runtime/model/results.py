@@ -24,9 +24,10 @@ class ArgumentPart(NamedTuple):
     offset: int = 0
 
     def of(self, whole: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """Return the part of an argument; where it has another type, the graph's own `value`."""
-        if self.steps is None or value.dtype is not whole.dtype:
+        """Return the part of an argument; where its type has another size, the graph's own `value`."""
+        if self.steps is None or value.dtype.itemsize != whole.dtype.itemsize:
             return value
+        whole = whole if value.dtype is whole.dtype else whole.view(value.dtype)
         return whole.as_strided(value.shape, self.steps, whole.storage_offset() + self.offset)
 
 
