@@ -36,6 +36,18 @@ def serves_dense(device: TileDevice, gemm: Gemm, m: int) -> bool:
     return bool(gemm.epilogue) and predicted(device, gemm, m) <= predict_library(device, gemm, m)
 
 
+def serves_experts(device: TileDevice, gemm: Gemm, rows: int) -> bool:
+    """Tell whether a kernel of ours multiplies rows by the matrices of experts, rather than torch's.
+
+    gemm: With matrices as they lie.
+    rows: Of all experts together.
+
+    Cores of the fifth generation are torch's where arithmetic takes longer than memory: ours multiply such
+    matrices by instructions of the generations before alone.
+    """
+    return "tcgen05" not in device.features or rows <= FEW_ROWS * gemm.experts
+
+
 def predicted(device: TileDevice, gemm: Gemm, m: int) -> float:
     """Return the seconds that our fastest kernel is predicted to take; what was measured alike counts."""
     estimator = Estimator(gemm, device, TuningDatabase().measurements(device, gemm))

@@ -60,6 +60,33 @@ serves that is legal, takes `LEAST_STEPS` steps of K and was not seen to spill; 
 accumulator where `scales_sums` says so. Tokens are not spread evenly: a tile has room for more than the mean;
 beyond the last, for two standard deviations of a random spread."""
 
+STORED_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
+    4: (
+        GpuSchedule("gemv", 8, stages=2, warps=8, split_k=4, warp_rows=32),
+        GpuSchedule("gemv", 8, stages=4, warps=4),
+        GpuSchedule("wgmma", 16, 64, 128, stages=5, warps=4),
+        GpuSchedule("mma", 16, 64, 128, stages=4, warps=4),
+    ),
+    8: (
+        GpuSchedule("wgmma", 16, 64, 128, stages=5, warps=4),
+        GpuSchedule("mma", 16, 64, 128, stages=4, warps=4),
+    ),
+    16: (
+        GpuSchedule("wgmma", 32, 64, 128, stages=4, warps=4),
+        GpuSchedule("mma", 32, 64, 128, stages=3, warps=4),
+    ),
+    32: (
+        GpuSchedule("wgmma", 48, 128, 64, stages=4, warps=8),
+        GpuSchedule("mma", 64, 64, 64, stages=4, warps=4),
+    ),
+    64: (
+        GpuSchedule("wgmma", 80, 128, 64, stages=4, warps=8),
+        GpuSchedule("mma", 64, 64, 64, stages=4, warps=4),
+    ),
+}
+"""The same of matrices that are not packed, by reckoning: two blocks of a multiprocessor have as many bytes
+in flight as memory answers for."""
+
 LEAST_STEPS = 8
 """Packed tiles along K that a slice of K must have to pay (Qwen3-30B-A3B's 2048x768)."""
 
@@ -73,9 +100,14 @@ def scales_sums(gemm: Gemm) -> bool:
     return scaled and gemm.activation == "bfloat16" and min(gemm.group_size, gemm.k) >= TILE
 
 
+def tiles_of(gemm: Gemm) -> Mapping[int, tuple[GpuSchedule, ...]]:
+    """Return the schedules by mean tokens per expert of a problem."""
+    return STORED_TILES if gemm.stored else EXPERT_TILES
+
+
 def expert_tile(gemm: Gemm, device: TileDevice, m: int) -> GpuSchedule | None:
-    """Return the schedule of `EXPERT_TILES` for up to ``m`` tokens per expert, if one serves."""
-    tiles = next((tiles for limit, tiles in EXPERT_TILES.items() if m <= limit), ())
+    """Return the schedule of `tiles_of` for up to ``m`` tokens per expert, if one serves."""
+    tiles = next((tiles for limit, tiles in tiles_of(gemm).items() if m <= limit), ())
     spilling, usual = seen_spilling(gemm, device), placement_for(gemm)
     for tile in tiles:
         on_sums, slices = tile.placement == "accumulator", k_slices(tile)

@@ -141,6 +141,8 @@ def _pipeline_violations(gemm: Gemm, device: TileDevice, pipeline: str) -> tuple
         found.append(f"the device lacks {feature!r}")
     if not serves(gemm, pipeline):
         found.append(f"the pipeline does not serve {', '.join(gemm.extras)}")
+    if gemm.stored and "ldmatrix" not in device.features:
+        found.append("the device lacks 'ldmatrix', by which operands come from matrices that are not packed")
     cores = [core.pipelines for core in device.cores if core.a == gemm.activation]
     if cores and not any(pipeline in pipelines for pipelines in cores):
         others = ", ".join(dict.fromkeys(name for pipelines in cores for name in pipelines))

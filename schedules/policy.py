@@ -22,7 +22,7 @@ from schedules.cost_model import predict
 from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import STREAMED_ROWS, Estimator
-from schedules.expert_tiles import EXPERT_TILES, expert_tile
+from schedules.expert_tiles import expert_tile, tiles_of
 from schedules.footprint import DEALT_COLUMNS, SLICED, WARPGROUPS, slice_columns
 from schedules.gemv_buffers import buffer_chunks, gemv_blocks, gemv_run
 from schedules.group_values import shared_value_bytes
@@ -283,7 +283,7 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
     if device.is_gpu and gemm.slots:
         return Plan(((LARGEST_M, _slots_choice(gemm, device)),))
     if device.is_gpu and gemm.experts:
-        return _merged((m, _expert_choice(gemm, device, m)) for m in sorted({*EXPERT_TILES, *GPU_BUCKETS}))
+        return _merged((m, _expert_choice(gemm, device, m)) for m in sorted({*tiles_of(gemm), *GPU_BUCKETS}))
     if device.is_gpu:
         return _gpu_plan(gemm, device, tuning)
     return _merged((limit, _cpu_choice(gemm, device, limit, tuning)) for limit in CPU_BUCKETS)

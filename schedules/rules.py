@@ -42,6 +42,9 @@ class Rule:
 WHOLE_TILES = frozenset({"experts", "token_group", "windows", "residual", "factor"})
 """What pipelines that store whole tiles can do."""
 
+STORED = frozenset({"rows", "columns"})
+"""Orders of matrices that are not packed."""
+
 PLACEMENTS = ("operand", "accumulator")
 
 
@@ -72,7 +75,7 @@ def _wmma(feature: str) -> Rule:
 RULES: Mapping[str, Rule] = {
     "gemv": Rule(
         "ldmatrix",
-        frozenset({"experts", "token_group", "gate"}),
+        frozenset({"experts", "token_group", "gate", "rows"}),
         tile_m=(8, 16),
         tile_n=(64,),
         tile_k=(64,),
@@ -100,10 +103,10 @@ RULES: Mapping[str, Rule] = {
         placement=("accumulator",),
         depths=(2, 4, 8),
     ),
-    "mma": Rule("mma", WHOLE_TILES, (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8)),
+    "mma": Rule("mma", WHOLE_TILES | STORED, (16, 32, 64, 128), (64, 128), (64, 128), (2, 3, 4), (4, 8)),
     "wgmma": Rule(
         "wgmma",
-        WHOLE_TILES,
+        WHOLE_TILES | STORED,
         tile_m=(*range(8, 64, 8), *range(64, 257, 16)),
         tile_n=(64, 128, 192, 256),
         tile_k=(64, 128, 256),

@@ -16,6 +16,9 @@ ZERO_KINDS = ("none", "integer", "float")
 
 ACTIVATIONS = ("float16", "bfloat16", "float32", "fp8_e4m3", "fp8_e5m2", "int8")
 OUTPUTS = ("float16", "bfloat16", "float32")
+STORED = ("", "rows", "columns")
+"""How matrices of experts lie: packed, or as a program has them, ``[E, N, K]`` or ``[E, K, N]``."""
+
 PACKED_ROWS = 64
 """Rows of a packed tile of a weight."""
 
@@ -103,6 +106,10 @@ class Gemm:
         product that this would be without it; the gate's result is rounded to the output type, as y is.
     gate_last
         Whether the operator is applied to the second half of y instead.
+    stored
+        How the matrices of experts lie, one of `STORED`. Those that are not packed are 16-bit floats of the
+        activation type without scales, and the ranges of rows that follow each other are E ends: rows of
+        expert e end before ``ends[e]``.
     batch_invariant
         Whether a row of the result has the same bits for every M and place of the row: only schedules that
         add in one order may serve it. Kernels do not depend on it.
@@ -130,6 +137,7 @@ class Gemm:
     batch_invariant: bool = False
     gate: str = ""
     gate_last: bool = False
+    stored: str = ""
 
     def __hash__(self) -> int:
         """Return the hash of what tells most problems apart: they are keys of many caches."""
@@ -152,6 +160,7 @@ class Gemm:
             )
         self._check_windows()
         self._check_gate()
+        self._check_stored()
         if self.power_scales and not self.scale:
             raise ShapeError("power_scales speaks of group scales; there are none (scale=False)")
         if self.zero not in ZERO_KINDS:
@@ -166,7 +175,7 @@ class Gemm:
     def _check_kinds(self) -> None:
         for name in ("n", "k", "group_size", "experts", "slots", "token_group"):
             whole_number(getattr(self, name), f"{name} of a product")
-        for name in ("weight", "activation", "output", "zero", "gate"):
+        for name in ("weight", "activation", "output", "zero", "gate", "stored"):
             require_kind(getattr(self, name), str, f"{name} of a product is a name")
         for name in FLAGS:
             require_kind(getattr(self, name), int, f"{name} of a product is True or False")
@@ -190,6 +199,19 @@ class Gemm:
             raise ShapeError(
                 f"a gated product takes two matrices of a multiple of {PACKED_ROWS} rows, got N={self.n};"
                 " it has no epilogue, windows, residual, factor or token_group"
+            )
+
+    def _check_stored(self) -> None:
+        if self.stored not in STORED:
+            raise ShapeError(f"matrices are stored as one of {', '.join(STORED[1:])}, got {self.stored!r}")
+        if not self.stored:
+            return
+        plain = self.weight == self.activation and self.weight in ("float16", "bfloat16")
+        others = (self.scale, self.masked, self.token_scale, self.windows, self.gate, self.zero != "none")
+        if not self.experts or not plain or any(others):
+            raise ShapeError(
+                "matrices that are not packed are those of experts, of 16-bit floats of the activation type,"
+                f" without scales, gate or counted slots; got {self.weight} x {self.activation}"
             )
 
     @property
@@ -216,7 +238,8 @@ class Gemm:
     def extras(self) -> tuple[str, ...]:
         """Features beyond one product with row scales, which not every pipeline supports."""
         names = ("experts", "token_group", "windows", "residual", "factor", "gate")
-        return tuple(name for name in names if getattr(self, name))
+        found = tuple(name for name in names if getattr(self, name))
+        return (*found, self.stored) if self.stored else found
 
     @property
     def channels(self) -> int:
@@ -232,8 +255,10 @@ class Gemm:
         fields = asdict(self)
         for name in ("n", "k", "experts", "masked", "slots", "token_group", "power_scales"):
             del fields[name]
-        for name in ("windows", "residual", "factor", "batch_invariant", "gate", "gate_last"):
+        for name in ("windows", "residual", "factor", "batch_invariant", "gate", "gate_last", "stored"):
             del fields[name]
+        if self.stored:
+            fields["stored"] = self.stored
         if self.gate:
             fields |= {"gate": self.gate, "gate_last": self.gate_last}
         if self.windows:

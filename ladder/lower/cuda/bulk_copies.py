@@ -10,6 +10,9 @@ from ladder.lower import builder as b
 TENSOR_COPY = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 """Of a box of a tensor map."""
 
+MATRIX_COPY = TENSOR_COPY.replace("2d", "3d")
+"""Of a box of one of several matrices."""
+
 BULK_COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 """Of neighbouring bytes."""
 

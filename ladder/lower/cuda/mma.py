@@ -26,6 +26,7 @@ from ladder.lower import builder as b
 from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier, SpanLoader
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.mma_geometry import Place, Spec, choose_spec, find_place
+from ladder.lower.cuda.stored_tiles import load_operands
 from ladder.lower.gpu.accumulators import Accumulators
 from ladder.lower.gpu.activation_tile import CHUNK_BYTES, each_piece
 from ladder.lower.gpu.arguments import declare_arguments
@@ -231,10 +232,29 @@ class StageCopies:
         def copy(piece: Expr) -> None:
             which, at = b.bind(piece // per_tile), b.bind(piece % per_tile * 4)
             row, step = b.bind(which // geo.stage_tiles), b.bind(which % geo.stage_tiles)
+            if self.spec.gemm.stored:
+                self._copy_stored(stage, row, step, tile, b.bind(piece % per_tile))
+                return
             source = self.place.args.words.ptr_to([self._row_tile(row), self._k_tile(tile + step), at])
             self.copier.chunk(self.stages.words.ptr_to([stage, row, step, at]), source)
 
         each_piece(geo.row_tiles * geo.stage_tiles * per_tile, geo.threads, self.place.thread, copy)
+
+    def _copy_stored(self, stage: Expr, row: Expr, step: Expr, tile: Expr, chunk: Expr) -> None:
+        """Copy 16 bytes of a tile of a matrix that is not packed; zeros beyond K, or N along chunks."""
+        args, words = self.place.args, self.place.args.words
+        line, part = b.bind(chunk // 8), b.bind(chunk % 8)
+        first_n, first_k = b.bind(self._row_tile(row) * TILE), b.bind((tile + step) * TILE)
+        if self.spec.gemm.stored == "rows":
+            n, k = T.min(first_n + line, args.n - 1), b.bind(first_k + part * 8)
+            valid = b.bind(k < args.k_x)
+            source = words.ptr_to([n, T.if_then_else(valid, k, 0)])
+        else:
+            n, k = b.bind(first_n + part * 8), b.bind(first_k + line)
+            valid = b.bind(T.And(k < args.k_x, n < args.n))
+            source = words.ptr_to([T.if_then_else(valid, k, 0), T.if_then_else(valid, n, 0)])
+        target = self.stages.words.ptr_to([stage, row, step, line * 32 + (part ^ (line % 8)) * 4])
+        self.copier.chunk(target, source, valid)
 
     def _copy_groups(self, stage: Expr, tile: Expr, array: Any, buffer: Any, parts: int) -> None:
         """Copy the rows of scales or zero points that serve a stage."""
@@ -349,7 +369,10 @@ class Operands:
         place, stages = self.place, self.stages
         row_tile = b.bind(place.quartet * self.spec.geo.row_blocks + block)
         at = 0
-        for offset, width in load_order(self.spec.groups.bits):
+        if self.spec.gemm.stored:
+            tile = stages.words.ptr_to([stage, row_tile, step, 0])
+            load_operands(self.spec.gemm.stored, tile, place.row_warp, place.lane, self.words[block])
+        for offset, width in () if self.spec.gemm.stored else load_order(self.spec.groups.bits):
             source = stages.words.ptr_to([stage, row_tile, step, offset + place.owner * width])
             registers = [self.words[block][at + i] for i in range(width)]
             b.ptx(f"ld.shared{'' if width == 1 else f'.v{width}'}.u32", *registers, source)

@@ -22,7 +22,7 @@ from ladder.lower.cuda.wgmma_geometry import MathThread, Spec, choose_spec, find
 from ladder.lower.cuda.wgmma_grid import Grid, Tiles, Walk, cut, emit_of_expert, find_grid, walk_experts
 from ladder.lower.cuda.wgmma_memory import Memory, Ring, allocate_memory, initialise_barriers
 from ladder.lower.cuda.wgmma_operands import Operands, Registers
-from ladder.lower.cuda.wgmma_producer import Producer, encode_map, prefetch
+from ladder.lower.cuda.wgmma_producer import Producer, encode_map, encode_stored_map, prefetch
 from ladder.lower.cuda.wgmma_products import Consumer, Descriptor
 from ladder.lower.cuda.wgmma_stores import TensorStores, encode_output_map
 from ladder.lower.cuda.wgmma_stream import Stream, declare_workspace, divide
@@ -44,6 +44,7 @@ class Wgmma:
         spec, overlap = self.spec, self.overlap
         args = declare_arguments(spec.gemm)
         x_map = encode_map(spec, args)
+        stored_map = encode_stored_map(spec, args)
         y_map = encode_output_map(spec, args) if spec.geo.store_buffers(spec.device) else None
         workspace = declare_workspace(spec) if spec.schedule.stream_k else None
         overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (spec.geo.blocks > 1), "threadIdx.x")
@@ -52,7 +53,7 @@ class Wgmma:
         stream = None if workspace is None else divide(spec, grid, workspace)
         overlap.release()
         memory = allocate_memory(spec, grid, args)
-        block = Block(spec, args, grid, stream, memory, x_map, y_map)
+        block = Block(spec, args, grid, stream, memory, x_map, y_map, stored_map)
         block.set_up(overlap)
         overlap.wait()
         if spec.gemm.experts and spec.schedule.persistent:
@@ -73,6 +74,7 @@ class Block:
 
     x_map: The tensor map of x.
     y_map: That of the output; None where threads store.
+    stored_map: That of weights that are not packed; None where they are.
     """
 
     spec: Spec
@@ -82,6 +84,7 @@ class Block:
     memory: Memory
     x_map: Expr
     y_map: Expr
+    stored_map: Expr
 
     def set_up(self, overlap: Overlap) -> None:
         """Initialise barriers and the decode table, and prefetch the first operands."""
@@ -122,7 +125,7 @@ class Block:
 
     def _producer(self, args: Arguments) -> Producer:
         ring = Ring(self.spec.schedule.stages)
-        return Producer(self.spec, args, self.grid, self.memory, self.x_map, ring)
+        return Producer(self.spec, args, self.grid, self.memory, self.x_map, ring, self.stored_map)
 
     def _compute(self, args: Arguments, tiles: Walk) -> None:
         """Decode, multiply, and hand finished tiles to the epilogue."""

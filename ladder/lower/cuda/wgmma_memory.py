@@ -55,7 +55,7 @@ def place_memory(pool: Any, spec: Spec, grid: Grid, args: Arguments) -> Memory:
         return pool.alloc((stages, stage_bytes // element), source.dtype, align=128)
 
     x = pool.alloc((stages, geo.x_bytes), "uint8", align=1024)
-    words = pool.alloc((stages, geo.word_bytes // 4), "uint32", align=128)
+    words = pool.alloc((stages, geo.word_bytes // 4), "uint32", align=1024 if spec.gemm.stored else 128)
     scales = rows(geo.scale_stage_bytes, geo.scale_bytes, args.scales)
     zeros = rows(geo.zero_stage_bytes, geo.zero_bytes, args.zeros)
     teams = spec.schedule.warps // geo.team

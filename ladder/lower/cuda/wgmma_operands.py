@@ -8,6 +8,7 @@ from typing import Any
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda.stored_tiles import load_operands
 from ladder.lower.cuda.wgmma_geometry import MathThread, Spec
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
 from ladder.lower.gpu.decode import GroupValues, load_order
@@ -83,6 +84,10 @@ class Operands:
         place = slab % geo.slabs * geo.tiles_per_slab + tile
         base = (self.row_tile(m) * geo.stage_tiles + place) * geo.groups.tile_words
         first = tile * geo.groups.bits
+        if self.spec.gemm.stored:
+            start = self.memory.words.ptr_to([stage, base])
+            load_operands(self.spec.gemm.stored, start, self.who.warp, self.who.lane, target, first)
+            return
         for offset, width in load_order(geo.groups.bits):
             source = base + offset + self.who.group_thread * width
             if width == 1:

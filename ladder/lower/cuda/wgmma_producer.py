@@ -22,7 +22,7 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.windows import Windows
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda.bulk_copies import TENSOR_COPY, bulk_copy
+from ladder.lower.cuda.bulk_copies import MATRIX_COPY, TENSOR_COPY, bulk_copy
 from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_grid import Grid, Piece, rows_per_copy
 from ladder.lower.cuda.wgmma_memory import Memory, Ring
@@ -61,6 +61,22 @@ def encode_map(spec: Spec, args: Arguments) -> Expr:
     else:
         numbers = (*windows.kernel, *windows.stride, *windows.padding, *windows.dilation)
         call = T.call_packed(IM2COL, handle, args.x.data, dtype, *args.image, geo.slab, rows, *numbers)
+    b.emit(call)
+    return handle
+
+
+def encode_stored_map(spec: Spec, args: Arguments) -> Expr:
+    """Encode the tensor map of matrices that are not packed, in tiles of 64 x 64; None where they are."""
+    if not spec.gemm.stored:
+        return None
+    handle = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
+    outer, inner = (args.n, args.k_x) if spec.gemm.stored == "rows" else (args.k_x, args.n)
+    pitch, size = inner * 2, T.Cast("int64", inner * 2) * outer
+    call = T.call_packed(
+        "runtime.cuTensorMapEncodeTiled",
+        *(handle, spec.gemm.weight, 3, args.words.data, inner, outer, args.experts, pitch, size),
+        *(TILE, TILE, 1, 1, 1, 1, 0, SWIZZLE_128, 2, 0),
+    )
     b.emit(call)
     return handle
 
@@ -169,6 +185,7 @@ class Producer:
     """Emits the copies of one block into its ring.
 
     x_map: The tensor map of x.
+    stored_map: That of weights that are not packed; None where they are.
     """
 
     spec: Spec
@@ -177,6 +194,7 @@ class Producer:
     memory: Memory
     x_map: Expr
     ring: Ring
+    stored_map: Expr = None
 
     def fill(self, piece: Piece) -> None:
         """Load every stage of one tile of the output."""
@@ -224,7 +242,8 @@ class Producer:
             row = b.bind(T.min(row_tile + index, self.args.n_tiles - 1))
             for part, k_tile in enumerate(parts):
                 tiles = self.spec.geo.stage_tiles // len(parts)
-                self._fill_words(stage, index, row, k_tile, range(part * tiles, (part + 1) * tiles))
+                fill = self._fill_words if self.stored_map is None else self._fill_stored
+                fill(stage, index, row, k_tile, range(part * tiles, (part + 1) * tiles))
         if memory.scales is not None or memory.zeros is not None:
             self._fill_rows(stage, row_tile, parts)
 
@@ -265,6 +284,16 @@ class Producer:
 
         inside = k_tile + len(tiles) <= self.args.k_tiles
         b.either(inside, lambda: copy(k_tile, 0, len(tiles)), clamped)
+
+    def _fill_stored(self, stage: Stage, index: int, row: Expr, k_tile: Expr, tiles: range) -> None:
+        """Copy one row tile's tiles of the stage of a matrix as it lies; zeros beyond N and K."""
+        geo, words = self.spec.geo, self.args.words
+        base = (index * geo.stage_tiles + tiles.start) * geo.groups.tile_words
+        for step in range(len(tiles)):
+            target = self.memory.words.ptr_to([stage.number, base + step * geo.groups.tile_words])
+            place = ((k_tile + step) * TILE, row * TILE)
+            place = place if self.spec.gemm.stored == "rows" else place[::-1]
+            b.ptx(MATRIX_COPY, target, T.address_of(self.stored_map), *place, words.expert, stage.barrier)
 
     def _fill_rows(self, stage: Stage, row_tile: Expr, parts: list[Expr]) -> None:
         """Copy the scales and zero points of all rows of the tile, per scale row."""

@@ -11,7 +11,7 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from schedules.group_values import streams_exponents
-from schedules.layouts import lane_of
+from schedules.layouts import TILE, lane_of
 from tile_types import get_type
 
 
@@ -28,8 +28,9 @@ class Arguments:
     image: Batch, height, width and channels of x where it is an image ``[B, H, W, C]`` (`Gemm.windows`).
     factor: Vector ``[N]`` by which sums are multiplied.
     residual: Tensor ``[M, N]`` that is added.
-    experts, ranges, slots: Number of experts, int32 offsets ``[E + 1]`` of their rows of A or, of `slots` of
-        equally many rows, counts ``[E]`` or, if ``named``, the expert of each; None without experts.
+    experts, ranges, slots: Number of experts, int32 offsets ``[E + 1]`` of their rows of A (if ``ends``,
+        ``[E]``, without the first, 0) or, of `slots` of equally many rows, counts ``[E]`` or, if ``named``,
+        the expert of each; None without experts.
     """
 
     m: Expr
@@ -50,6 +51,7 @@ class Arguments:
     ranges: Any = None
     slots: Expr = None
     named: bool = False
+    ends: bool = False
     image: tuple[Expr, ...] = ()
     residual: Any = None
     factor: Any = None
@@ -81,12 +83,18 @@ def declare_arguments(gemm: Gemm, columns: int | None = None) -> Arguments:
     image = tuple(map(b.symbol, ("batch", "height", "width", "channels"))) if gemm.windows else ()
     k_x = image[3] if image else k_x
     x = b.tensor("x", image or (m, k_x), b.tir_name(gemm.activation)) if columns is None else None
-    words = b.tensor("words", (*each, n_tiles, k_tiles, 128 * get_type(gemm.weight).elem_bits), "uint32")
+    if gemm.stored:
+        extents = (n, k_x) if gemm.stored == "rows" else (k_x, n)
+        words = b.tensor("words", (*each, *extents), gemm.weight)
+        n_tiles, k_tiles = (n + (TILE - 1)) // TILE, (k_x + (TILE - 1)) // TILE
+    else:
+        packed_words = 128 * get_type(gemm.weight).elem_bits
+        words = b.tensor("words", (*each, n_tiles, k_tiles, packed_words), "uint32")
     packed = {
         name: b.tensor(name, (*each, *shape), dtype) if wanted else None
         for name, (wanted, shape, dtype) in optional.items()
     }
-    row_scale = b.tensor("row_scale", (*each, n_pad), "float32")
+    row_scale = None if gemm.stored else b.tensor("row_scale", (*each, n_pad), "float32")
     count = b.symbol("range_count") if each else None
     ranges = b.tensor("ranges", (count,), "int32", align=4) if each else None
     token_shape = (m, b.symbol("token_groups")) if gemm.token_group else (m,)
@@ -99,5 +107,6 @@ def declare_arguments(gemm: Gemm, columns: int | None = None) -> Arguments:
     return Arguments(
         m, n, k_x, n_tiles, k_tiles, groups, x, words, packed["scales"], packed["zeros"], row_scale,
         token_scale, bias, y, experts, ranges,
-        count if gemm.masked or gemm.slots else None, gemm.slots > 0, image, residual, factor,
+        count if gemm.masked or gemm.slots else None, gemm.slots > 0, bool(gemm.stored), image, residual,
+        factor,
     )  # fmt: skip

@@ -31,7 +31,8 @@ def finish(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments, added: Ex
 
 def finish_float(gemm: Gemm, value: Expr, m: Expr, n: Expr, args: Arguments, added: Expr = None) -> Expr:
     """Return the output element of a float32 sum, before it is rounded to the output type."""
-    value = value * args.row_scale[n]
+    if args.row_scale is not None:
+        value = value * args.row_scale[n]
     if args.factor is not None:
         value = value * args.factor[n]
     if args.token_scale is not None and not gemm.token_group:  # groups were scaled as they ended

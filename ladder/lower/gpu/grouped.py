@@ -190,7 +190,7 @@ def _in_run(args: Arguments, run: Run, block: Expr, tile_m: int, lanes: Lanes) -
             cell.set(T.max(cell.value, lanes.shuffle_xor(cell.value, distance)))
     tile_expert, tiles_before = lanes.uniform(found.value), lanes.uniform(found_before.value)
     expert = b.keep(T.max(tile_expert, 0))
-    start, stop = _range(args, lanes.read(args.ranges, expert), lanes.read(args.ranges, expert + 1))
+    start, stop = _range(args, _offset(args, expert, lanes), _offset(args, expert + 1, lanes))
     first = b.keep(start + (block - tiles_before) * tile_m)
     return expert, first, b.keep(stop), tile_expert >= 0
 
@@ -198,9 +198,17 @@ def _in_run(args: Arguments, run: Run, block: Expr, tile_m: int, lanes: Lanes) -
 def _tiles_of(args: Arguments, expert: Expr, tile_m: int, lanes: Lanes) -> list[Expr]:
     """Return the tiles of `NEIGHBOURS` experts from ``expert`` on; those after the last one have none."""
     at = (T.min(expert + index, args.experts) for index in range(NEIGHBOURS + 1))
-    offsets = [lanes.read(args.ranges, index) for index in at]
+    offsets = [_offset(args, index, lanes) for index in at]
     ranges = (_range(args, start, stop) for start, stop in pairwise(offsets))
     return [b.keep(T.truncdiv(T.max(stop - start, 0) + (tile_m - 1), tile_m)) for start, stop in ranges]
+
+
+def _offset(args: Arguments, index: Expr, lanes: Lanes) -> Expr:
+    """Return the first activation row of an expert, where those of the one before end."""
+    if not args.ends:
+        return lanes.read(args.ranges, index)
+    before = lanes.read(args.ranges, T.max(index - 1, 0))
+    return T.if_then_else(index > 0, before, 0)
 
 
 def _range(args: Arguments, start: Expr, stop: Expr) -> tuple[Expr, Expr]:

@@ -31,6 +31,7 @@ from ladder.rewrite import simplify
 from ladder.runtime.compile import Request, candidate_for, gated_schedule
 from ladder.runtime.experts import of_slots
 from ladder.runtime.model.found import finder, weights_of
+from ladder.runtime.model.grouped_calls import with_grouped_products
 from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.parameters import with_made, with_parameters_computed
 from ladder.runtime.model.program import Program, Source
@@ -175,7 +176,7 @@ def simplified(program: Program, device: TileDevice) -> Program:
     folded = fold(graph, () if program.precise else plain)
     program = with_parameters_computed(with_made(program, folded))
     program = with_own_results(program)
-    graph = with_own_numbers(program.graph)
+    graph = with_own_numbers(with_grouped_products(program.graph, device))
     return replace(program, graph=with_own_bases(graph, updated_inputs(program, graph)))
 
 

@@ -130,7 +130,7 @@ def _deliver(pending: Pending, done: Array, shared: Array) -> bool:
 # ---- bulk and tensor copies --------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TensorMap:
-    """A two-dimensional tensor map (cuTensorMapEncodeTiled)."""
+    """A tensor map (cuTensorMapEncodeTiled) of a matrix, or of ``count`` matrices, ``step`` bytes apart."""
 
     tensor: Tensor
     extents: tuple[int, int]
@@ -138,20 +138,22 @@ class TensorMap:
     box: tuple[int, int]
     element: int
     swizzle: int
+    count: int = 1
+    step: int = 0
 
     @property
     def box_bytes(self) -> int:
         """Bytes of a box, whether or not its elements exist."""
         return self.box[0] * self.box[1] * self.element
 
-    def rows(self, column: int, row: int) -> Array:
+    def rows(self, column: int, row: int, matrix: int = 0) -> Array:
         """Return the bytes ``[rows, bytes]`` of the box at element ``column`` of ``row``; zeros outside."""
         width = self.box[0] * self.element
         result = np.zeros((self.box[1], width), np.uint8)
         low, high = max(column, 0), min(column + self.box[0], self.extents[0])
         for index in range(self.box[1]):
-            if 0 <= row + index < self.extents[1] and low < high:
-                start = (row + index) * self.pitch + low * self.element
+            if 0 <= matrix < self.count and 0 <= row + index < self.extents[1] and low < high:
+                start = matrix * self.step + (row + index) * self.pitch + low * self.element
                 part = self.tensor.bytes[start : start + (high - low) * self.element]
                 first = (low - column) * self.element
                 result[index, first : first + part.size] = part
@@ -223,16 +225,21 @@ def _encode_windows(t: Translator, call: CallView) -> Step:
 
 def _encode(t: Translator, call: CallView) -> Step:
     target, dtype, rank, data, *numbers = call.operands
-    inner, outer, pitch, box_inner, box_outer, *_, swizzle, _l2, _fill = (t.number(n) for n in numbers)
-    if call.name != "runtime.cuTensorMapEncodeTiled" or t.number(rank) != 2:
+    axes = t.number(rank)
+    if call.name != "runtime.cuTensorMapEncodeTiled" or axes not in (2, 3):
         raise UnknownCallError(f"the simulator knows no {call.name} of rank {rank}")
+    known = [t.number(n) for n in numbers]
+    extents, pitches, boxes = known[:axes], known[axes : 2 * axes - 1], known[2 * axes - 1 : 3 * axes - 1]
+    (inner, outer, *count), (pitch, *step), (box_inner, box_outer, *deep) = extents, pitches, boxes
+    swizzle = known[-3]
+    if any(one != 1 for one in deep):
+        raise UnknownCallError(f"the simulator copies boxes of one matrix, not of {deep}")
     held = t.names[data.args[0]]
     element = NUMPY[str(dtype.value)].itemsize
-    if pitch % 16 or box_inner * element % 16:
+    if any(each % 16 for each in pitches) or box_inner * element % 16:
         raise UnknownCallError(f"a tensor map needs pitches and boxes of multiples of 16 bytes, got {pitch}")
-    t.names[target] = TensorMap(
-        held.tensor, (inner, outer), pitch, (box_inner, box_outer), element, MAP_SWIZZLES[swizzle]
-    )
+    box, moved = (box_inner, box_outer), MAP_SWIZZLES[swizzle]
+    t.names[target] = TensorMap(held.tensor, (inner, outer), pitch, box, element, moved, *count, *step)
     return lambda c: None
 
 
@@ -302,18 +309,18 @@ def _legal(c: Cohort, to: int, start: int, count: int, tensor: Tensor, statement
 
 def _tensor(t: Translator, call: CallView) -> Step:
     tensor_map, statement = t.expression(call.operands[1]), call.statement
-    place_read, first, second, barrier_read, *mask = (
-        t.read(operand) for index, operand in enumerate(call.operands) if index != 1
-    )
+    place_read, *rest = (t.read(operand) for index, operand in enumerate(call.operands) if index != 1)
     if not isinstance(tensor_map, TensorMap):
         raise UnknownCallError("a tensor copy from a map that the host does not encode")
-    multicast = mask[0] if mask else None
+    axes = 2 + (tensor_map.step > 0)
+    place, barrier_read = rest[:axes], rest[axes]
+    multicast = rest[axes + 1] if len(rest) > axes + 1 else None
 
     def action(c: Cohort) -> None:
         targets = multicast(c) if multicast is not None else -1
-        columns = (place_read(c), first(c), second(c), barrier_read(c), targets)
-        for _, warp, _, to, column, row, byte, chosen in each_active(c, *columns):
-            _copy_box(c, tensor_map, warp, (to, byte), (column, row), chosen, statement)
+        columns = (place_read(c), barrier_read(c), targets, *(read(c) for read in place))
+        for _, warp, _, to, byte, chosen, *at in each_active(c, *columns):
+            _copy_box(c, tensor_map, warp, (to, byte), tuple(at), chosen, statement)
 
     return action
 

@@ -1,0 +1,107 @@
+"""Products of rows with the matrix of their group, as the program has it: ``ladder::grouped_product``.
+
+Models whose experts have 16 bits call ``torch._grouped_mm`` or, where that does not serve, an operator of
+transformers that counts rows on the host. On NVIDIA GPUs one kernel of ours does either: it reads on the
+device where groups end, and the matrices in place, whichever of their axes lies close.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from ladder.ir.extents import MOST_COUNTED
+from ladder.ir.gemm import Gemm
+from ladder.runtime.compile import Request, compiled, target_of
+from ladder.runtime.experts import Operands, at_once
+from ladder.runtime.operator import refuse_gradient
+from ladder.runtime.registered import define, library
+from schedules.dense import serves_experts
+from targets import TileDevice, get_device
+
+SCHEMA = "grouped_product(Tensor x, Tensor matrices, Tensor ends, bool whole) -> Tensor"
+
+TYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+UNIT = 8
+"""Elements that kernels load at once: rows of x and of matrices are multiples."""
+
+
+def problem(dtype: str, experts: int, n: int, k: int, stored: str) -> Gemm:
+    """Return the normal form of a product with matrices in the order ``stored`` (`ladder.ir.gemm.STORED`)."""
+    return Gemm(n, k, dtype, dtype, dtype, scale=False, experts=experts, stored=stored)
+
+
+def can_serve(device: TileDevice, dtype: str, k: int, n: int) -> bool:
+    """Tell whether a device has kernels for products ``[T, K] x [E, K, N]`` in some order of the matrices."""
+    able = "ldmatrix" in device.features and any(core.a == dtype for core in device.cores)
+    return able and dtype in TYPES.values() and k % UNIT == 0 == n % UNIT and k > 0 and n > 0
+
+
+def stored_as(matrices: torch.Tensor) -> str:
+    """Return how matrices ``[E, K, N]`` lie (`ladder.ir.gemm.STORED`); empty if no kernel reads that."""
+    if matrices.data_ptr() % 16 or matrices.is_neg():
+        return ""
+    if matrices.is_contiguous():
+        return "columns"
+    return "rows" if matrices.mT.is_contiguous() else ""
+
+
+def multiply(x: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor, whole: bool) -> torch.Tensor:
+    """Multiply each row by the matrix of its group.
+
+    x: ``[T, K]``, float16 or bfloat16.
+    matrices: ``[E, K, N]`` of the same type.
+    ends: int32 or int64 ``[E]``: rows of group e end before ``ends[e]``, where those of the next begin.
+    whole: Whether rows of no group are zeros; else they are not written.
+    Returns: ``[T, N]``.
+    """
+    request = _request(x, matrices)
+    if request is None:
+        return original(whole)(x, matrices, ends)
+    make = torch.zeros if whole else torch.empty
+    y = make((len(x), matrices.shape[2]), dtype=x.dtype, device=x.device)
+    weight = matrices if request.gemm.stored == "columns" else matrices.mT
+    kernel = compiled(request.text, x.device)
+    rows = x.resolve_neg()
+    at_once(kernel, Operands(rows, (weight,), ends.to(torch.int32), None, None, y), 0)
+    return y
+
+
+def original(whole: bool) -> Callable[..., torch.Tensor]:
+    """Return the operator that a program called."""
+    if whole:
+        return torch.ops.transformers.grouped_mm_fallback.default
+    return torch.ops.aten._grouped_mm.default
+
+
+def _request(x: torch.Tensor, matrices: torch.Tensor) -> Request | None:
+    """Return what a kernel of ours is asked for; None where the program's own operator serves."""
+    experts, k, n = matrices.shape
+    stored = stored_as(matrices) if x.dtype is matrices.dtype and x.dtype in TYPES else ""
+    if not stored or not len(x) or max(len(x) * k, len(x) * n, matrices.numel()) > MOST_COUNTED:
+        return None
+    return _chosen(TYPES[x.dtype], experts, n, k, stored, x.device, len(x))
+
+
+@lru_cache(maxsize=1024)
+def _chosen(
+    dtype: str, experts: int, n: int, k: int, stored: str, where: torch.device, rows: int
+) -> Request | None:
+    device = get_device(target_of(where))
+    if not can_serve(device, dtype, k, n):
+        return None
+    gemm = problem(dtype, experts, n, k, stored)
+    return Request(gemm, device.name) if serves_experts(device, gemm, rows) else None
+
+
+def _shape(x: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor, whole: bool) -> torch.Tensor:
+    """Tell shape and type of the result."""
+    return x.new_empty((x.shape[0], matrices.shape[2]))
+
+
+grouped_product: Callable[..., torch.Tensor] = define(SCHEMA, multiply, _shape, ("CUDA",))
+"""``grouped_product(x, matrices, ends, whole)``: the registered operator."""
+torch.library.register_autograd("ladder::grouped_product", refuse_gradient, lib=library)
