@@ -26,7 +26,7 @@ from tile_types.errors import ScheduleError
 H200 = get_device("cuda/sm_90a")
 TARGETS = ("cuda/sm_90a", "rocm/gfx942", "rocm/gfx1100")
 TYPES: dict[str, Any] = {"float16": np.float16, "float32": np.float32, "int32": np.int32}
-TYPES |= {"int64": np.int64, "bool": np.bool_}
+TYPES |= {"int64": np.int64, "float64": np.float64, "bool": np.bool_}
 
 
 def wide(g: GraphBuilder, shape: Sequence[Any], ttype: str, name: str = "x") -> str:
@@ -189,6 +189,36 @@ def test_what_is_no_number_stays_in_its_column(target: str) -> None:
             ):
                 assert np.array_equal(np.delete(found, 3), np.delete(usual, 3))
                 assert (found[3] == np.inf) if make is largest and special == np.inf else np.isnan(found[3])
+
+
+def counted(shape: Sequence[int]) -> Graph:
+    """Return how many elements of a column are above zero, their sum, and the largest: 64 bits beside 32."""
+    g = GraphBuilder("chain")
+    x = g.input("x", "float32", tuple(shape))
+    above = g.add("less", g.add("constant", value=0.0, type="float32"), x)
+    count = g.add("reduce_sum", g.add("convert", above, type="int64"), axis=0, keep=False)
+    return g.finish(
+        count,
+        g.add("reduce_sum", x, axis=0, keep=False),
+        g.add("reduce_max", g.add("convert", x, type="float64"), axis=0, keep=False),
+    )
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_columns_are_reduced_in_64_bits(target: str) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(130, 24)).astype(np.float32)
+    large = rng.integers(-(2**45), 2**45, (77, 12))  # whose sums float64 holds
+    graphs = [(counted(x.shape), x)]
+    graphs += [(make(large.shape, 0, "int64"), large) for make in (summed, largest)]
+    graphs += [(make(x.shape, 0, "float64"), x.astype(np.float64)) for make in (summed, largest)]
+    for graph, given in graphs:
+        candidates = of_columns(graph, target)
+        for mapping in (candidates[0], candidates[-1]):
+            made = run(graph, [given], target, mapping)
+            for found, exact in zip(made, exact_of(graph, [given]), strict=True):
+                bound = 1e-6 if found.dtype == np.float32 else 1e-15 if found.dtype == np.float64 else 0
+                np.testing.assert_allclose(found, exact, rtol=0, atol=bound * np.abs(given).sum())
 
 
 def test_the_largest_of_nothing_but_infinities() -> None:

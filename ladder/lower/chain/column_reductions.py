@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -19,13 +20,13 @@ from tvm.script import tirx as T
 
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.indices import Index, is_same
 from ladder.lower.chain.nest import BYTES, Reduction, is_zero, uses
+from ladder.lower.chain.vectors import from_words, words_of
 from schedules.schedule import check
 
 VECTOR_LOADS, SINGLE_LOADS = 4, 8
@@ -121,7 +122,7 @@ class ColumnReductions:
         at = place
         while True:
             it = Reduction(nest, nodes[-1], at)
-            check(BYTES.get(it.dtype) == 4, "reductions of columns are of 32 bits")
+            check(BYTES.get(it.dtype) in (4, 8), "reductions of columns are of 32 or 64 bits")
             extents.append(it.extent)
             probes.append(nest.probe(f"k{len(probes)}", it.extent))
             at = it.at(probes[-1])
@@ -146,7 +147,12 @@ class ColumnReductions:
 
     def words(self) -> int:
         """Return the words of shared memory: parts of each warp, and what they are together."""
-        return (self.warps + 1) * self.set * sum(map(len, self.phases))
+        return (self.warps + 1) * self.set * sum(self.slots(phase)[-1] for phase in self.phases)
+
+    def slots(self, phase: Phase) -> list[int]:
+        """Return where the words of each series of a phase begin, of one column, and where they end."""
+        sizes = [BYTES[self.reduction(one).dtype] // 4 for one in phase]
+        return [*accumulate(sizes, initial=0)]
 
     # ---- the kernel ----------------------------------------------------------------------------------
     def emit(self) -> None:
@@ -168,12 +174,13 @@ class ColumnReductions:
         for number, phase in enumerate(self.phases):
             mine = [[series[one.nodes[0].name] for series in every] for one in phase]
             self.share(mine, self.reduced(mine, first), thread, lane, begin)
-            whole = begin + self.warps * self.set * len(phase)
+            size = self.set * self.slots(phase)[-1]
+            whole = begin + self.warps * size
             self.join(phase, thread, begin, whole)
             if number + 1 < len(self.phases) or self.spread:
                 nest.dialect.sync()
                 self.keep(mine, lane * self.width, whole)
-            begin = whole + self.set * len(phase)
+            begin = whole + size
         column = b.bind(chunk * self.set + thread)
         if len(self.spread) < len(self.probes):
             with b.when(tirx.And(thread < self.set, column < self.columns)):
@@ -259,47 +266,54 @@ class ColumnReductions:
             found = [b.bind(it.combine(*pair)) for it, *pair in zip(its, found, moved, strict=True)]
             distance *= 2
         warp = tirx.floordiv(thread, self.wave)
+        *slots, size = self.slots([series[0] for series in mine])
         with b.when(tirx.floormod(thread, rows) == 0):
-            for at, value in enumerate(found):
+            for at, (it, value) in enumerate(zip(its, found, strict=True)):
                 number, column = divmod(at, self.width)
-                place = begin + (warp * len(mine) + number) * self.set + lane * self.width + column
-                b.store(nest.dialect.shared, reinterpreted("uint32", value), place)
+                place = begin + (warp * size + slots[number]) * self.set + lane * self.width + column
+                self.store(it, value, place)
         nest.dialect.sync()
 
     def join(self, phase: Phase, thread: Expr, begin: int, whole: int) -> None:
         """Emit what all warps found of a column, for each column by one lane, from ``whole`` on."""
+        *slots, size = self.slots(phase)
         with b.when(thread < self.set):
-            for number, one in enumerate(phase):
+            for slot, one in zip(slots, phase, strict=True):
                 it = self.reduction(one)
-                places = [
-                    begin + (warp * len(phase) + number) * self.set + thread for warp in range(self.warps)
-                ]
-                total, *others = (self.word(it, place) for place in places)
+                places = [begin + (warp * size + slot) * self.set + thread for warp in range(self.warps)]
+                total, *others = (self.number(it, place) for place in places)
                 for other in others:
                     total = b.bind(it.combine(total, other))
-                place = whole + number * self.set + thread
-                b.store(self.nest.dialect.shared, reinterpreted("uint32", total), place)
+                self.store(it, total, whole + slot * self.set + thread)
 
-    def word(self, it: Reduction, place: Expr) -> Expr:
-        return T.reinterpret(it.dtype, self.nest.dialect.shared[place])
+    def store(self, it: Reduction, value: Expr, place: Expr) -> None:
+        """Emit that a number of a column is left in shared memory, a set of columns for each word."""
+        for at, word in enumerate(words_of(value, it.dtype)):
+            b.store(self.nest.dialect.shared, word, place + at * self.set)
+
+    def number(self, it: Reduction, place: Expr) -> Expr:
+        """Return a number of a column that `store` left in shared memory."""
+        words = range(BYTES[it.dtype] // 4)
+        return from_words([self.nest.dialect.shared[place + at * self.set] for at in words], it.dtype)
 
     def keep(self, mine: Sequence[Sequence[Series]], column: Expr, whole: int) -> None:
         """Let what is reduced next read a phase's results of a lane's columns."""
-        for number, series in enumerate(mine):
+        for slot, series in zip(self.slots([each[0] for each in mine]), mine, strict=False):
             for at, one in enumerate(series):
-                total = self.word(self.reduction(one), whole + number * self.set + column + at)
+                total = self.number(self.reduction(one), whole + slot * self.set + column + at)
                 self.nest.keep_cell(one.nodes[0], one.place, b.bind(total))
 
     def finish(self, row: Index, column: Expr, thread: Expr) -> None:
         """Emit numbers that are computed of all reductions of a column, by the lane that joined them."""
         found, whole = self.series(row, column), 0
         for phase in self.phases:
-            whole += self.warps * self.set * len(phase)
-            for number, one in enumerate(phase):
+            *slots, size = self.slots(phase)
+            whole += self.warps * self.set * size
+            for slot, one in zip(slots, phase, strict=True):
                 series = found[one.nodes[0].name]
-                total = self.word(self.reduction(series), whole + number * self.set + thread)
+                total = self.number(self.reduction(series), whole + slot * self.set + thread)
                 self.nest.keep_cell(series.nodes[0], series.place, b.bind(total))
-            whole += self.set * len(phase)
+            whole += self.set * size
         for value, position in self.probes.items():
             if value not in self.spread:
                 self.nest.store_vector(value, [self.place(row, position, column)])
