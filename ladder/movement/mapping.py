@@ -1,9 +1,4 @@
-"""Mappings of a chain's elements to blocks, warps and lanes, and the candidates to try.
-
-Whether reductions along axes before the last stay in columns, as their kernels for GPUs take them, is tested
-here: of each those below it are followed, as `ladder.lower.chain.column_reductions` does when it emits the
-kernel. One that runs anew for each position is itself what is reduced, by the same operator.
-"""
+"""Mappings of a chain's elements to blocks, warps and lanes, and the candidates to try."""
 
 from __future__ import annotations
 
@@ -12,79 +7,15 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import larger, product, total
+from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
 from ladder.movement.column_scans import scanned_columns
-from ladder.movement.row_joins import between_rows, is_of_frames, reduced_place
+from ladder.movement.reductions import positions, reduced_elements, reduced_extents, reduces_columns
+from ladder.movement.row_joins import between_rows, is_of_frames
 from ladder.movement.whole_rows import whole_axes
-from ladder.partition.rows import REDUCTIONS, SCANS, Index, column_axes, loop_axes, operand_index
+from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
-
-Below = tuple[str, Index, bool]
-"""A reduction that a value is computed of, what its place depends on, and whether it is only moved."""
-
-
-def reduces_columns(graph: Graph, axes: int) -> bool:
-    """Tell whether every reduction reads the column that it is the result of.
-
-    axes: Trailing axes of results that are columns.
-    """
-    for value in graph.outputs:
-        shape = graph.tile(value).shape
-        place = tuple(frozenset() if e == 1 else frozenset({f"d{at}"}) for at, e in enumerate(shape))
-        if not _stay(graph, _below(graph, value, place), place[len(place) - axes :]):
-            return False
-    return True
-
-
-def _stay(graph: Graph, found: Sequence[Below], columns: Index) -> bool:
-    return all(_is_series(graph, graph.producer(name), place, columns) for name, place, _ in found)
-
-
-def _below(graph: Graph, value: str, place: Index) -> list[Below]:
-    """Return the first reductions below an element of a value."""
-    found: dict[Below, None] = {}
-    seen = {(value, place, True)}
-    open_values = [*seen]
-    while open_values:
-        value, place, moved = open_values.pop()
-        node = graph.producer(value)
-        if node.operator in REDUCTIONS:
-            found[node.name, place, moved] = None
-            continue
-        moved = moved and get_operator(node.operator).engine == "view"
-        reads = [(o, operand_index(graph, node, at, place), moved) for at, o in enumerate(node.inputs)]
-        open_values += [read for read in dict.fromkeys(reads) if read not in seen]
-        seen.update(reads)
-    return list(found)
-
-
-def _is_series(graph: Graph, node: Node, place: Index, columns: Index) -> bool:
-    """Tell whether a reduction, those that it reduces as they are, and those they read are of a column."""
-    loops: set[str] = set()
-    while True:
-        loops.add(loop := f"k{len(loops)}")
-        place = reduced_place(graph, node, place, loop)
-        inside = _below(graph, node.inputs[0], place)
-        along = [one for one in inside if any(part & loops for part in one[1])]
-        if not _stay(graph, [one for one in inside if one not in along], columns):
-            return False
-        if not along:
-            return place[len(place) - len(columns) :] == columns and _ends_alike(graph, node, columns)
-        name, below, moved = along[0]
-        if len(inside) > 1 or not moved or graph.producer(name).operator != node.operator:
-            return False
-        node, place = graph.producer(name), below
-
-
-def _ends_alike(graph: Graph, node: Node, columns: Index) -> bool:
-    """Tell whether the last axes of what a reduction reads are those of results, not some of many in one."""
-    count = len(columns)
-    read = graph.tile(node.inputs[0]).shape[-count:]
-    return any(graph.tile(value).shape[-count:] == read for value in graph.outputs)
-
 
 WARP = 32
 
@@ -217,7 +148,7 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
         return [] if tiles else _held(int(scans[0]), count, row_width(graph, rows))
     extents = reduced_extents(graph)
     numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
-    each = _reduced(graph, graph.outputs)
+    each = reduced_elements(graph, graph.outputs)
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
     across = [] if tiles or not numbers else _across(graph)
     windows = any(node.operator == "map" for node in graph.nodes)
@@ -229,7 +160,7 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
     if isinstance(each, int) and each <= FEW_REDUCED and (columns is None or whole_axes(graph)):
         return [] if tiles else [*VECTORS]
     if columns is None:
-        return [] if tiles else [*across, Mapping(_streaming_lanes(graph, rows, extents, wave))]
+        return [] if tiles else [*across, Mapping(_streaming_lanes(graph, rows, wave))]
     width = row_width(graph, rows)
     return (_row_tiles if tiles else _held)(columns, count, width)
 
@@ -381,38 +312,6 @@ def _joins_known(graph: Graph, node: Node) -> bool:
     return (parts == {1} and len(node.inputs) <= WARP) or (pieces and known)
 
 
-def _reduced(graph: Graph, values: Sequence[str]) -> Extent:
-    """Return how many elements are reduced for one of each value: side by side they add, nested multiply."""
-    ahead, found = [*values], dict[str, Extent]()
-    seen = set[str]()
-    while ahead:
-        node = graph.producer(ahead.pop())
-        if node.name in seen:
-            continue
-        seen.add(node.name)
-        if node.operator in REDUCTIONS:
-            shape = graph.tile(node.inputs[0]).shape
-            axis = node_attributes(node)["axis"] % len(shape)
-            place = tuple(frozenset({"k"} if at == axis else ()) for at in range(len(shape)))
-            below = _below(graph, node.inputs[0], place)
-            inner = dict.fromkeys(name for name, at, _ in below if any(at))
-            found |= {name: _reduced(graph, [name]) for name, _, _ in below if name not in inner}
-            found[node.name] = product([shape[axis], larger(1, _reduced(graph, [*inner]))])
-        else:
-            ahead += node.inputs
-    return total(found.values())
-
-
-def reduced_extents(graph: Graph) -> list[Extent]:
-    """Return the extents of the axes that a chain reduces."""
-    found = []
-    for node in graph.nodes:
-        if node.operator in REDUCTIONS:
-            shape = graph.tile(node.inputs[0]).shape
-            found.append(shape[int(node_attributes(node)["axis"]) % len(shape)])
-    return found
-
-
 def held_width(graph: Graph) -> int:
     """Return the neighbouring columns that a lane takes at once."""
     rows = loop_axes(graph, graph.outputs)
@@ -481,9 +380,10 @@ def _preference(mapping: Mapping, count: Extent, width: int) -> float:
     return abs(mapping.num * width - 16) / 16 + idle
 
 
-def _streaming_lanes(graph: Graph, rows: int, extents: list[Extent], wave: int) -> int:
+def _streaming_lanes(graph: Graph, rows: int, wave: int) -> int:
     """Return the threads that share a row which is read again for each use."""
-    counts = [product(graph.tile(value).shape[rows:]) for value in graph.outputs] + extents
+    counts = [product(graph.tile(value).shape[rows:]) for value in graph.outputs]
+    counts += [positions(graph, node) for node in graph.nodes if node.operator in REDUCTIONS]
     known = [count for count in counts if isinstance(count, int)]
     width = row_width(graph, rows)
     largest = max(known) if len(known) == len(counts) else MOST_ROW_THREADS * width

@@ -18,14 +18,14 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
+from ladder.ir.graph import Node
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.indices import Index, is_same
 from ladder.lower.chain.nest import BYTES, Reduction, is_zero, uses
+from ladder.lower.chain.nested_reductions import is_moved
 from ladder.lower.chain.vectors import from_words, words_of
 from schedules.schedule import check
 
@@ -134,7 +134,7 @@ class ColumnReductions:
             if not along:
                 break
             check(len(along) == 1 and len(inside) == 1, "several reductions are reduced together")
-            moved = _is_moved(nest.graph, it.operand, along[0][0])
+            moved = is_moved(nest.graph, it.operand, along[0][0])
             check(
                 moved and along[0][0].operator == node.operator, "what is reduced is computed of reductions"
             )
@@ -343,13 +343,3 @@ def _alike(one: Series, other: Series) -> bool:
     """Tell whether two series reduce the same numbers of positions, axis by axis."""
     pairs = zip(one.extents, other.extents, strict=False)
     return len(one.extents) == len(other.extents) and all(is_same(*pair) for pair in pairs)
-
-
-def _is_moved(graph: Graph, value: str, node: Node) -> bool:
-    """Tell whether a value has elements of a node's result as they are: nothing is computed of them."""
-    while value != node.name:
-        producer = graph.producer(value)
-        if get_operator(producer.operator).engine != "view":
-            return False
-        (value,) = producer.inputs
-    return True

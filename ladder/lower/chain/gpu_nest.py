@@ -38,6 +38,7 @@ from ladder.lower.chain.gathers import reads_rows
 from ladder.lower.chain.indices import Index, variables_of
 from ladder.lower.chain.joins import before_the_last, computed_apart
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
+from ladder.lower.chain.nested_reductions import is_of_few, merged
 from ladder.lower.chain.scans import scan_row
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors, from_words, words_of
@@ -358,16 +359,20 @@ class GpuNest(Nest):
 
     def reduce(self, node: Node, index: Index) -> None:
         """Emit a reduction: by the row's lanes together, or within one thread's work by it alone."""
-        it = Reduction(self, node, index)
-        probe = self.probe("k", it.extent)
+        it, together = Reduction(self, node, index), not self.alone
         with self.scalars():
+            it = merged(self, it) if together and not self.mapping.num else it
+            probe = self.probe("k", it.extent)
             self.prepare(it.operand, it.at(probe), (probe,))
-            nested = bool(self.values.needed(it.operand, it.at(probe)))
-        together = not self.alone
+            nested = self.values.needed(it.operand, it.at(probe))
+            each = bool(nested) and together and is_of_few(self, it, nested)
         last = it.axis == len(self.graph.tile(it.operand).shape) - 1
         width = self.width() if together and last and not nested else 1
-        width = width if isinstance(it.extent, int) and it.extent % width == 0 else 1
+        width = width if isinstance(it.neighbours, int) and it.neighbours % width == 0 else 1
         total = b.Variable(it.dtype, it.neutral)
+        if each:
+            self.keep_cell(node, index, self.over_positions(it))
+            return
         if together and self.mapping.num and not nested:
             self.reduce_held(it, total, width)
         elif together:
@@ -388,6 +393,14 @@ class GpuNest(Nest):
             self.values.forget()
             self.vectors.width, self.vectors.lane, self.vectors.words = before
         self.keep_cell(node, index, self.over_lanes(it, total.value) if together else b.bind(total.value))
+
+    def over_positions(self, it: Reduction) -> Expr:
+        """Return what is found of all positions: the lanes make the reductions of each together."""
+        total = it.neutral
+        for position in range(int(it.extent)):
+            self.prepare(it.operand, it.at(position), ())
+            total = b.bind(it.combine(total, self.values.at(it.operand, it.at(position))))
+        return total
 
     def accumulate(self, it: Reduction, total: b.Variable, position: Expr, width: int) -> None:
         """Emit the sum of a vector of the operand, by a thread alone."""

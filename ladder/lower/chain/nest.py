@@ -282,6 +282,8 @@ class Reduction:
     """Operands of a reduction, and how it combines them.
 
     index: Where its result is.
+
+    Its operand has ``extent`` positions, of which ``neighbours`` lie one after the other along its axis.
     """
 
     def __init__(self, nest: Nest, node: Node, index: Index) -> None:
@@ -291,7 +293,7 @@ class Reduction:
         self.operator = node.operator
         shape = nest.graph.tile(self.operand).shape
         self.axis = node_attributes(node)["axis"] % len(shape)
-        self.extent = nest.extent(shape[self.axis])
+        self.extent = self.neighbours = nest.extent(shape[self.axis])
         self.dtype = computed_type(node.tile.ttype.name)
         combine = COMBINE[node.operator]
         self.lower = nest.values.lowering(combine)
@@ -306,8 +308,12 @@ class Reduction:
 
     def at(self, position: Expr) -> Index:
         """Return where the operand is read."""
-        rest = self.index[self.axis + 1 if self.keep else self.axis :]
-        return (*self.index[: self.axis], position, *rest)
+        return self.read_for(self.index, position)
+
+    def read_for(self, index: Index, position: Expr) -> Index:
+        """Return where the operand is read for a result at another index."""
+        rest = index[self.axis + 1 if self.keep else self.axis :]
+        return (*index[: self.axis], position, *rest)
 
 
 def middle(comparisons: Sequence[tuple[Expr, Expr]]) -> tuple[Expr, Expr]:

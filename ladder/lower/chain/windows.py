@@ -18,7 +18,8 @@ from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors
-from ladder.movement.mapping import BUSY_ROWS, WINDOW, reduced_extents
+from ladder.movement.mapping import BUSY_ROWS, WINDOW
+from ladder.movement.reductions import reduced_extents
 
 MOST_SHARING, MOST_UNROLLED = 4, 64
 """Windows side by side that a thread takes, and elements of them that it unrolls: of more it loops
