@@ -14,6 +14,7 @@ from ladder.runtime.onnx_ops import vision
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 from tests.models.test_onnx_selection import Called
+from tile_types.errors import ShapeError
 
 CODES = {torch.float32: TensorProto.FLOAT, torch.float64: TensorProto.DOUBLE, torch.int64: TensorProto.INT64}
 
@@ -109,8 +110,13 @@ def test_boxes_are_compared_in_blocks() -> None:
 @pytest.mark.parametrize("mode", ["half_pixel", "output_half_pixel"])
 @pytest.mark.parametrize("ratio", [0, 1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_regions_of_several_images(mode: str, ratio: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kernel", [True, False])
+def test_regions_of_several_images(
+    kernel: bool, mode: str, ratio: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Regions beyond the borders, of no extent, and in images out of order."""
+    if not kernel:
+        monkeypatch.setattr(vision, "_have_regions", lambda *of: False)
     given = {
         "output_height": 3, "output_width": 2, "sampling_ratio": ratio, "spatial_scale": 0.5,
         "coordinate_transformation_mode": mode,
@@ -123,8 +129,23 @@ def test_regions_of_several_images(mode: str, ratio: int, dtype: torch.dtype) ->
         found = TABLE["RoiAlign"](op, x, rois, images)
     wanted = reference("RoiAlign", 16, given, x, rois, images)
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-5, atol=1e-5)
-    assert ("grid_sampler_2d" in called.names) == (ratio > 0)
+    assert ("grid_sampler_2d" in called.names) == (ratio > 0 and not (kernel and dtype == torch.float32))
     assert TABLE["RoiAlign"](op, x, rois[:0], images[:0]).shape == (0, 3, 3, 2)
+    part = x[:, ::2, :, 1:].half()
+    torch.testing.assert_close(
+        TABLE["RoiAlign"](op, part, rois, images), TABLE["RoiAlign"](op, part.float(), rois, images).half()
+    )
+
+
+def test_an_infinite_element_is_in_its_cells_alone() -> None:
+    x = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 6, 6] = torch.inf
+    given = {"output_height": 4, "output_width": 4, "sampling_ratio": 1}
+    rois, images = torch.tensor([[0.0, 0.0, 7.0, 7.0]]), torch.tensor([0])
+    found = TABLE["RoiAlign"](Operation("RoiAlign", 16, given), x, rois, images)
+    assert found[0, 0].isfinite().sum() == 15
+    with pytest.raises(ShapeError, match="none of the 1 images"):
+        TABLE["RoiAlign"](Operation("RoiAlign", 16, given), x, rois, images + 1)
 
 
 @pytest.mark.parametrize("counted", [0, 1])

@@ -81,10 +81,13 @@ def test_an_infinite_element_reaches_no_farther_than_its_weights(
 @pytest.mark.parametrize("shape", [(2, 3, 6), (2, 3, 6, 5), (1, 2, 4, 3, 6), (1, 1, 300, 4)], ids=str)
 @pytest.mark.parametrize("scale", [2.0, 0.5, 1.5, 0.2])
 @pytest.mark.parametrize("how", ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"])
+@pytest.mark.parametrize("kernels", [True, False])
 def test_linear_in_all_axes(
-    how: str, scale: float, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    kernels: bool, how: str, scale: float, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch's function computes what has its coordinates, and is as precise."""
+    """Where there is no kernel, torch's function computes what has its coordinates, and is as precise."""
+    if not kernels:
+        monkeypatch.setattr(resize, "have_kernels", lambda *of: False)
     sizes = np.array([*shape[:2], *(max(1, int(n * scale)) for n in shape[2:])])
     calls: list[bool] = []
     name = f"upsample_{('linear1d', 'bilinear2d', 'trilinear3d')[len(shape) - 3]}"
@@ -108,7 +111,7 @@ def test_linear_in_all_axes(
     np.testing.assert_allclose(ladder.compile(written)(x).numpy(), wanted, rtol=0, atol=3e-6)
     single = how == "pytorch_half_pixel" and 1 in sizes[2:]
     wide = shape[2] == 300 and (how == "align_corners" or scale != 2)
-    assert bool(calls) == (how != "asymmetric" and not single and not wide)
+    assert bool(calls) == (not kernels and how != "asymmetric" and not single and not wide)
 
 
 def test_what_keeps_its_sizes_is_not_resampled() -> None:
@@ -119,7 +122,31 @@ def test_what_keeps_its_sizes_is_not_resampled() -> None:
     for rows in range(1, 40):  # more shapes than are kept
         found = TABLE["Resize"](op, half[:, :, :, :3], None, None, torch.tensor([2, 3, rows, 3]))
         wanted = torch.nn.functional.interpolate(half[..., :3].float(), (rows, 3), mode="bilinear")
-        assert torch.equal(found, wanted.half())
+        torch.testing.assert_close(found, wanted.half(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+@pytest.mark.parametrize("axes", [[0], [2], [0, 1, 2], [1, 3], [0, 2, 3], [3]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.int16, torch.bool])
+def test_kernels_of_any_axes(
+    dtype: torch.dtype, axes: list[int], mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of views too; an infinite element and NaN are where torch's functions have them."""
+    if mode == "linear" and not dtype.is_floating_point:
+        return
+    x = torch.randn(4, 5, 6, 7, generator=torch.Generator().manual_seed(1)).mul(9).to(dtype)
+    if dtype.is_floating_point:
+        x[1, 1, 1, 1], x[2, 3, 4, 5] = torch.inf, torch.nan
+    factors = torch.tensor([1.7, 0.6, 2.0, 1.0][: len(axes)])
+    op = Operation("Resize", 19, {"mode": mode, "axes": axes})
+    views = [x, x.permute(0, 2, 3, 1), x[:, ::2], x.flip(3)[:1]]
+    found = [TABLE["Resize"](op, each, None, factors) for each in views]
+    monkeypatch.setattr(resize, "have_kernels", lambda *of: False)
+    for each, got in zip(views, found, strict=True):
+        wanted = TABLE["Resize"](Operation("Resize", 19, op.given), each, None, factors)
+        assert got.dtype == dtype
+        assert got.shape == wanted.shape
+        torch.testing.assert_close(got, wanted, equal_nan=True)
 
 
 def test_batches_without_pictures() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from math import ceil
+from math import ceil, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.moves import moving
 from ladder.runtime.onnx_ops.operation import Operation, Run
+from ladder.runtime.onnx_ops.resampled import have_kernels, interpolated, picked
 
 Place = Callable[[Any, float, int, int, float, float], Any]
 """``(x of the result, scale, extent, new extent, begin, end of the region) -> x of the operand``."""
@@ -113,10 +114,14 @@ def _targets(op: Operation, x: Any, scales: Any, sizes: Any, axes: Sequence[int]
     return [(int(scale * extent + 0.5), scale) for extent in extents]
 
 
-def _nearest(op: Operation, x: Any, axis: int, places: Any, fill: Any) -> Any:
-    extent = x.shape[axis]
-    chosen = NEAREST[op.get("nearest_mode", "round_prefer_floor")](places).clamp(0, extent - 1)
-    return x.index_select(axis, chosen.to(torch.int64).to(x.device))
+def _chosen(op: Operation, places: Any, extent: int) -> Any:
+    """Return the elements of an axis that are nearest."""
+    found = NEAREST[op.get("nearest_mode", "round_prefer_floor")](places)
+    return found.clamp(0, extent - 1).to(torch.int64)
+
+
+def _nearest(op: Operation, x: Any, axis: int, places: Any, scale: float) -> Any:
+    return x.index_select(axis, _chosen(op, places, x.shape[axis]).to(x.device))
 
 
 def _resampled(op: Operation, x: Any, axis: int, places: Any, scale: float) -> Any:
@@ -176,12 +181,38 @@ def _found_of(op: Operation, x: Any, scales: Any, sizes: Any) -> Found:
     same = all(scale == 1 and out == x.shape[axis] for axis, (out, scale) in zip(axes, targets, strict=True))
     if same and how != "tf_crop_and_resize":
         return Found(axes, targets, lambda work: work)
+    by_kernel = _by_kernel(op, x, axes, targets)
+    if by_kernel is not None:
+        return Found(axes, targets, by_kernel)
     smoothed = _smoothed(op, x, axes, targets)
     if smoothed is not None or _is_blended(op, x.dtype) or not _is_torchs(op, x, axes, targets):
         return Found(axes, targets, smoothed)
     shape = [out for axis, (out, _) in sorted(zip(axes, targets, strict=True)) if axis > 1]
     function, corners = getattr(torch._C._nn, f"upsample_{LINEAR[x.ndim]}"), CORNERS[how or "half_pixel"]
     return Found(axes, targets, lambda work: function(work, shape, corners))
+
+
+def _by_kernel(
+    op: Operation, x: Any, axes: Sequence[int], targets: Sequence[tuple[int, float]]
+) -> Callable[[Any], Any] | None:
+    """Return the kernel of ours that gives the result, with its taps; None if there is none."""
+    mode, how = op.get("mode", "nearest"), op.get("coordinate_transformation_mode", "half_pixel")
+    linear = mode == "linear" and x.dtype != torch.float64 and not op.get("antialias", 0)
+    plain = (linear and not _is_blended(op, x.dtype)) or mode == "nearest"
+    largest = prod(max(out, x.shape[axis]) for axis, (out, _) in zip(axes, targets, strict=True))
+    if not plain or how == "tf_crop_and_resize" or not have_kernels(x, largest):
+        return None
+    taps: dict[int, Any] = {}
+    for axis, (out, scale) in zip(axes, targets, strict=True):
+        if out != x.shape[axis] or scale != 1:
+            places = PLACES[how](torch.arange(out, dtype=torch.float64), scale, x.shape[axis], out, 0.0, 1.0)
+            if linear:
+                tap, share = axis_taps(op, places, x.shape[axis], scale)
+                taps[axis] = tap.T.to(torch.int32).contiguous(), share.T.to(torch.float32).contiguous()
+            else:
+                taps[axis] = _chosen(op, places, x.shape[axis]).to(torch.int32)
+    function = interpolated if linear else picked
+    return lambda work: function(work, taps)
 
 
 MOST_MARGINS = 2

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from ladder.runtime import native
 from ladder.runtime.native import can_build
 from ladder.runtime.onnx_ops.operation import Operation, Run
+from tile_types.errors import ShapeError
 
 BLOCK = 128
 """Boxes that are compared with each other at a time, the best first."""
@@ -135,9 +136,14 @@ def _roi_align(op: Operation, x: Any, rois: Any, images: Any) -> Any:
     scale, ratio = op.get("spatial_scale", 1.0), op.get("sampling_ratio", 0)
     default = "half_pixel" if op.version >= 16 else "output_half_pixel"
     half = op.get("coordinate_transformation_mode", default) == "half_pixel"
-    if op.get("mode", "avg") == "avg" and ratio > 0 and bool(rois.isfinite().all()) and 0 not in x.shape:
+    if not bool(((images >= 0) & (images < len(x))).all()):
+        raise ShapeError(f"a region is of none of the {len(x)} images")
+    if op.get("mode", "avg") == "avg" and bool(rois.isfinite().all()) and 0 not in (*x.shape, len(rois)):
         placed = rois.double() * scale - (0.5 if half else 0.0)
-        return _averaged(x, placed, images, (height, width), ratio, half)
+        if _have_regions(x, len(rois) * height * width):
+            return _by_shares(x, placed, images, (height, width), ratio, half)
+        if ratio > 0:
+            return _averaged(x, placed, images, (height, width), ratio, half)
     found = [
         _aligned(
             x[int(image)], (roi * scale - (0.5 if half else 0.0)).tolist(), (height, width), ratio, half, op
@@ -145,6 +151,56 @@ def _roi_align(op: Operation, x: Any, rois: Any, images: Any) -> Any:
         for roi, image in zip(rois, images, strict=True)
     ]
     return torch.stack(found) if found else x.new_zeros(0, x.shape[1], height, width)
+
+
+def _have_regions(x: Any, cells: int) -> bool:
+    """Tell whether the kernel takes pictures: finite ones, since cells have shares of 0."""
+    plain = x.device.type == "cpu" and x.dtype != torch.float64 and x.shape[1] * cells < native.MOST_BYTES
+    fits = plain and x.numel() < native.MOST_BYTES and bool(x.isfinite().all())
+    return fits and can_build("regions", "regions")
+
+
+def _by_shares(x: Any, rois: Any, images: Any, size: tuple[int, int], ratio: int, half: bool) -> Any:
+    """Return the means of cells: sums of elements times a cell's share of their row and of their column."""
+    sides = [
+        _shares(rois[:, 1 - axis], rois[:, 3 - axis], size[axis], ratio, half, x.shape[2 + axis])
+        for axis in range(2)
+    ]
+    found = torch.empty(len(rois), *size, x.shape[1], dtype=torch.float32)
+    channels_last = x.float().permute(0, 2, 3, 1).contiguous()
+    operands = (part for side in sides for part in side)
+    native.entry("regions", "regions")(channels_last, images.to(torch.int32), *operands, found)
+    return found.permute(0, 3, 1, 2).to(x.dtype, memory_format=torch.contiguous_format)
+
+
+def _shares(first: Any, last: Any, cells: int, ratio: int, half: bool, extent: int) -> tuple[Any, Any]:
+    """Return what each cell of each region takes of an axis, and where that begins and ends.
+
+    first, last: Where regions begin and end, ``[regions]``.
+    ratio: Samples of a cell; 0 takes as many as it has elements, rounded up.
+    Returns float32 ``[regions, cells, extent]``, and int32 ``[regions, cells + 1, 2]``: the region behind its
+        cells.
+    """
+    spans = last - first if half else (last - first).clamp(min=1.0)
+    counts = torch.full_like(spans, ratio) if ratio > 0 else (spans / cells).ceil().clamp(min=0)
+    found = torch.zeros(len(spans), cells, extent)
+    ends = torch.zeros(len(spans), cells + 1, 2, dtype=torch.int32)
+    for count in filter(None, counts.unique().long().tolist()):
+        which = (counts == count).nonzero().reshape(-1)
+        steps = (torch.arange(cells * count, dtype=torch.float64) + 0.5) / (cells * count)
+        places = first[which].unsqueeze(1) + steps * spans[which].unsqueeze(1)
+        part = ((places >= -1) & (places <= extent)) / count
+        at = places.clamp(0, extent - 1)
+        low = at.floor()
+        taken = torch.zeros(len(which) * cells, extent, dtype=torch.float64)
+        for tap, share in ((low, 1 - (at - low)), ((low + 1).clamp(max=extent - 1), at - low)):
+            taken.scatter_add_(1, tap.long().reshape(-1, count), (share * part).reshape(-1, count))
+        found[which] = taken.reshape(-1, cells, extent).float()
+        near = low.reshape(-1, cells, count)
+        bounds = torch.stack([near.amin(2), (near.amax(2) + 2).clamp(max=extent)], -1)
+        whole = torch.stack([bounds[..., 0].amin(1), bounds[..., 1].amax(1)], -1)
+        ends[which] = torch.cat([bounds, whole.unsqueeze(1)], 1).to(torch.int32)
+    return found, ends
 
 
 def _averaged(x: Any, rois: Any, images: Any, size: tuple[int, int], ratio: int, half: bool) -> Any:
