@@ -88,15 +88,20 @@ def shrunk(config: Any, layers: int, kinds: tuple[str, ...], tokens: dict[str, i
     """Return what makes a configuration small: `layers` layers, and the sizes of `kinds` of fields."""
     tables = {"widths": WIDTHS, "wide": WIDE, "counts": COUNTS, "spatial": SPATIAL}
     given: dict[str, Any] = {}
-    before = getattr(config, "num_hidden_layers", None)
+    before = read(config, "num_hidden_layers")
+    number = partial(_number, config=config, layers=layers, tables=[tables[kind] for kind in kinds])
     for name, value in config.to_dict().items():
-        part: Any = getattr(config, name, None)
+        part: Any = read(config, name)
         if hasattr(part, "sub_configs"):
             given[name] = {**shrunk(part, layers, kinds, tokens), "model_type": part.model_type}
         elif isinstance(value, bool) or _is_computed(type(config), name):
             continue
         elif isinstance(value, int):
-            given.update(_number(name, value, config, layers, [tables[kind] for kind in kinds], tokens))
+            given.update(number(name, value, tokens=tokens))
+        elif name == "per_layer_config" and value:  # what one layer has otherwise, the last that is kept
+            unlike = next(iter(value.values()))
+            small = [number(key, item, tokens=tokens) or {key: item} for key, item in unlike.items()]
+            given[name] = {str(layers - 1): {key: item for each in small for key, item in each.items()}}
         elif isinstance(value, list) and isinstance(before, int) and len(value) == before:
             given[name] = _kinds_first(value, layers)
         elif isinstance(value, list) and re.search(PLACES, name) and not hasattr(config, "depths"):
@@ -105,6 +110,14 @@ def shrunk(config: Any, layers: int, kinds: tuple[str, ...], tokens: dict[str, i
         elif isinstance(value, dict) and "mrope_section" in value and "widths" in kinds:
             given[name] = {**value, "mrope_section": [2, 3, 3]}
     return given
+
+
+def read(config: Any, name: str) -> Any:
+    """Return a field; None if there is none, or if layers have values of their own."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers' answer where a field varies by layer
+        return None
 
 
 def _is_computed(kind: type, key: str) -> bool:
@@ -126,7 +139,7 @@ def _number(
         return {name: common.get(name, tokens.setdefault(name, FREE + len(tokens) % 8))}
     if value > layers and re.search(LAYERS, name):
         return {name: layers}
-    if re.search(r"key_value.*heads$", name) and value == getattr(config, "num_attention_heads", None):
+    if re.search(r"key_value.*heads$", name) and value == read(config, "num_attention_heads"):
         return {name: 4} if any(table is WIDTHS for table in tables) else {}
     for table in tables:
         for pattern, size in table:
@@ -162,13 +175,27 @@ def configurations(kind: type) -> Iterator[Any]:
     default: Any = kind()
     seen: list[dict[str, Any]] = []
     for layers, kinds in SHRINKINGS:
+        given = shrunk(default, layers, kinds, {})
+        if given in seen:
+            continue
+        seen.append(given)
         try:
-            given = shrunk(default, layers, kinds, {})
-            if given not in seen:
-                seen.append(given)
-                yield kind(**given)
+            yield kind(**given)
         except Exception as error:
             yield error
+            yield kind(**_accepted(kind, given))
+
+
+def _accepted(kind: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that a class takes one after the other, where it refuses all of them together."""
+    taken: dict[str, Any] = {}
+    for name in [*given, *given]:  # what depends on a later field is taken in the second round
+        try:
+            kind(**taken, **{name: given[name]} if name not in taken else {})
+            taken.setdefault(name, given[name])
+        except Exception:  # (this field, or one that it must agree with, stays as large as it is)
+            continue
+    return taken
 
 
 def classes_of(models: Any, kind: type) -> list[type]:

@@ -355,9 +355,10 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             raise DeviceError(f"{METHOD!r} loads no module onto a disk; the map is {device_map}")
         return device_map
 
-    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
         """Put layers of the model's own classes in place of quantized ones; adapters around them stay.
 
+        dtype: That of the layers, or its name, which configurations have once they were saved.
         Raises DeviceError if the model is divided over processes.
         """
         if self.plan is not None and self.plan.mesh is not None:
@@ -365,6 +366,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         with torch.device("meta"):
             plain = type(model)(model.config)
         name_of = str(dtype).removeprefix("torch.")
+        dtype = getattr(torch, name_of)
         for name, module in list(model.named_modules()):
             own = name.replace(".base_layer", "")  # PEFT's name for what an adapter is around
             if is_experts(module) and hasattr(module, HOME):

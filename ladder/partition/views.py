@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import Shape, bind_shape, size_names
 from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import engine
+from tile_types.errors import ShapeError
 
 
 def view_chain(graph: Graph, value: str, stored: Container[str] = ()) -> tuple[list[str], str | None]:
@@ -81,12 +83,13 @@ def is_free(graph: Graph, members: Sequence[str], in_order: bool = False) -> boo
 
 
 def _probe_sizes(shapes: Sequence[Shape]) -> dict[str, int] | None:
-    """Return sizes for which no extent is negative; None if no probe is one, as for `8 - n`."""
+    """Return sizes for which no extent is negative, and none divides by 0; None if no probe is one."""
     names = sorted(size_names(extent for shape in shapes for extent in shape))
     for probe in _PROBES:
         sizes = {name: probe + 12 * at for at, name in enumerate(names)}
-        if all(int(extent) >= 0 for shape in shapes for extent in bind_shape(shape, sizes)):
-            return sizes
+        with suppress(ShapeError):  # of a quotient's divisor, as in `64 // (n // 1920)`
+            if all(int(extent) >= 0 for shape in shapes for extent in bind_shape(shape, sizes)):
+                return sizes
     return None
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import copy
 import io
 import itertools
 import logging
@@ -261,6 +263,61 @@ def _messages_that_are_used() -> World:
         return (text, longer), kept, len(text), text == "<0.00>", x * total
 
     return calls(function, *[lambda n=n: (normal(3, seed=n), n) for n in (1, 1, 2, 3, 2)])
+
+
+class Slotted:
+    __slots__ = ("__own", "text")
+
+    def hold(self, text: Any) -> Any:
+        self.text = self.__own = text
+        return self.text, self.__own
+
+
+def _messages_that_are_kept() -> World:
+    shared = types.SimpleNamespace(text="")
+
+    def function(x: Any) -> Any:
+        text = f"{x.sum():.1f}"
+        inner = lambda: text  # noqa: E731
+        pair = text, x.shape[0]
+        shared.text, queue = pair, collections.deque([text], 2)
+        queue.append(text)
+        queue[0] = pair
+        table = collections.OrderedDict(pair=pair)
+        table["text"] = text
+        return x * 2, inner(), shared.text, inner, Slotted().hold(text), queue, table["text"], table["pair"]
+
+    def kept() -> Any:
+        return shared.text, type(shared.text[:1][0] if shared.text else "")
+
+    def called(x: Any) -> Any:
+        *values, inner, slots, queue, text, pair = function(x)
+        return [*values, inner(), type(inner()), slots, list(queue), type(queue[1]), text, pair]
+
+    return calls(called, *[lambda s=s: (normal(3, seed=s),) for s in (0, 0, 1, 2, 1)], observe=kept)
+
+
+def _methods_of_messages() -> World:
+    def function(x: Any) -> Any:
+        text = f"{x.sum():.1f}"
+        found = text.encode(), text.split("."), text.startswith("1"), text.__len__(), text.upper()
+        same = text.__class__ is str is type(text), copy.copy(text), copy.deepcopy([text])
+        with contextlib.suppress(AttributeError):
+            text.no_such_method()
+        return x * 2, found, same, text.join("ab"), "-".join([text, text])
+
+    return calls(function, *[lambda n=n: (torch.full((3,), float(n)),) for n in (1, 1, 4, 1, 5)])
+
+
+def _messages_with_whole_tensors() -> World:
+    def function(x: Any) -> Any:
+        y = x * 1
+        check(x.shape[0] > 1, f"{x} {x[:1]!r} {y}")
+        text = f"{y!s}"
+        y.add_(1)
+        return y, text
+
+    return calls(function, *[lambda n=n: (normal(n, 2, seed=n),) for n in (2, 2, 3, 1, 2, 4)])
 
 
 programs_of(globals(), "effect")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from typing import Any
 
 import numpy as np
@@ -447,6 +448,52 @@ def _zero_strides_and_lengths() -> World:
         *(normals(4, 3), expanded, lambda: (normal(3, 4).t(),), lambda: (normal(8, 3)[::2],)),
         *(lambda: (normal(0, 3),), lambda: (normal(4, 1, 3).transpose(0, 1)[0],), normals(4, 3)),
     )
+
+
+def _copies_of_tensors_in_objects() -> World:
+    def function(x: Any) -> Any:
+        held = types.SimpleNamespace(
+            rows=[x, x], count=torch.tensor(3), more=types.SimpleNamespace(table={"x": x})
+        )
+        twin = copy.deepcopy(held)
+        twin.rows[0].add_(1)
+        twin.count.add_(1)
+        return twin.rows[1], twin.more.table["x"] is twin.rows[0], held.rows[0], twin.count, held.count
+
+    return calls(function, *[lambda s=s: (normal(3, 2, seed=s),) for s in (0, 1, 2)])
+
+
+def _copies_that_share_memory() -> World:
+    def function(x: Any, y: Any) -> Any:
+        first, second, third = copy.deepcopy((x, y, x[1:].t()))
+        second.add_(1)
+        third.mul_(2)
+        return first, second, third, x, second.stride(), third.stride()
+
+    def apart() -> Any:
+        return normal(3, 4), normal(4)
+
+    def within() -> Any:
+        x = normal(3, 4)
+        return x, x[0]
+
+    return calls(function, apart, apart, within, within, apart)
+
+
+def _copies_that_may_share_memory() -> World:
+    def function(x: Any, y: Any) -> Any:
+        first, second = copy.deepcopy([x, y])
+        second.add_(1)
+        return first, second
+
+    def apart() -> Any:
+        return normal(3, 4), normal(4)
+
+    def within() -> Any:
+        x = normal(3, 4)
+        return x[1:, ::2], x[2]
+
+    return calls(function, apart, apart, within, within, apart, within)
 
 
 programs_of(globals(), "storage")

@@ -132,6 +132,12 @@ def parted(x: Tensor) -> Tensor:
     return x * 2 if x.shape[0] > 5 else x + x.shape[1]
 
 
+def shared_out(x: Tensor) -> Tensor:
+    """Divide by an extent that is 0 where a size is small."""
+    parts = x.shape[1] // 96
+    return x[:, :64].reshape(-1, parts, 64 // parts).transpose(1, 2).exp() * 2
+
+
 PROGRAMS: tuple[Callable[[Tensor], Any], ...] = (tail, counted, joined, parted)
 SIZES = ((3, 4), (5, 6), (4, 8), (7, 5), (2, 9), (12, 4), (33, 40), (1, 5), (6, 1))
 
@@ -142,6 +148,14 @@ def test_programs(program: Callable[[Tensor], Any]) -> None:
     for shape in SIZES:
         x = torch.randn(shape)
         assert error(fast(x), program(x)) < 1e-6
+    assert not fast.refused
+
+
+def test_extents_that_divide() -> None:
+    fast = ladder.compile(shared_out)
+    for rows, parts in ((2, 2), (3, 4), (1, 8), (4, 16), (2, 1)):
+        x = torch.randn(rows, 96 * parts)
+        assert error(fast(x), shared_out(x)) < 1e-6
     assert not fast.refused
 
 

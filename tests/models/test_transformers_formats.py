@@ -142,6 +142,7 @@ def test_dequantized_models_are_plain_ones(name: str, tmp_path: Path) -> None:
     plain(name, tmp_path / "plain")
     model = AUTO.from_pretrained(tmp_path / "plain", quantization_config=LadderConfig("int4", group_size=32))
     found = logits(model.eval())
+    model.save_pretrained(tmp_path / "quantized")  # from now on the configuration names the type
     model.dequantize().save_pretrained(tmp_path / "saved")
     assert not layers(model)
     again = AUTO.from_pretrained(tmp_path / "saved")

@@ -68,13 +68,14 @@ def _made_anew(vm: Interpreter, made: Text, text: str, uses: set[str]) -> Text:
     return made
 
 
-def _number_as_text(vm: Interpreter, value: torch.Tensor, conversion: int, spec: str) -> Text:
-    """Return a replacement field that is a tensor of one number: as it is now, whatever changes it later."""
+def _tensor_as_text(vm: Interpreter, value: torch.Tensor, conversion: int, spec: str) -> Text:
+    """Return a replacement field that is a tensor: as it is now, whatever changes it later."""
     if vm.modes:
         raise CaptureError("a mode sees how a tensor is written out")
     copy, uses = tensor_operator(vm, torch.clone, (value,), {}), set[str]()
     text = vm.heap.call_text(vm.heap.constant(formatted), (copy, conversion, spec), {}, uses)
-    return _made_anew(vm, Text(formatted(value, conversion, spec), ((copy, value.item()),)), text, uses)
+    number = None if value.dim() or conversion else value.item()
+    return _made_anew(vm, Text(formatted(value, conversion, spec), ((copy, number),)), text, uses)
 
 
 def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
@@ -90,8 +91,8 @@ def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any
 def _formatted(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
     if type(value) is DynamicSize:
         return computed_dynamic(vm, formatted_size, (conversion, spec, *value))
-    if is_a(value, torch.Tensor) and is_plain_tensor(value) and not value.dim() and conversion == 0:
-        return _number_as_text(vm, value, conversion, vm.plain(spec))
+    if type(value) is torch.Tensor and is_plain_tensor(value) and not value.requires_grad:
+        return _tensor_as_text(vm, value, conversion, vm.plain(spec))
     if type(value) is not Dynamic and not is_plain(value):
         raise CaptureError(f"format of {type(value).__qualname__}")
     return replay(vm, formatted, (value, conversion, spec), {}, looking=True)

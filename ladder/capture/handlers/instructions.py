@@ -118,7 +118,7 @@ def _make_cell(vm: Interpreter, f: Frame, i: Instruction) -> None:
     value = f.slots.get(i.value, NULL)
     if value is not NULL:
         value = value if dynamic_parts(value) else vm.plain(value)
-        f.slots[i.value] = vm.unlifted(value)
+        f.slots[i.value] = vm.held(value)
     made_cell(vm, new_cell(f.slots, i.value), value)
 
 

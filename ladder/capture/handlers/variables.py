@@ -43,7 +43,7 @@ def store_global(vm: Interpreter, frame: Frame, name: str, value: Any) -> None:
             if name not in frame.names:
                 vm.heap.absent(node, name, f"{name!r} not in {node.var}", name)
             vm.heap.assign(node, name, f"{node.var}[{name!r}]", value)
-    frame.names[name] = vm.unlifted(value)
+    frame.names[name] = vm.held(value)
 
 
 def delete_global(vm: Interpreter, frame: Frame, name: str) -> None:
@@ -117,7 +117,7 @@ def store_cell(vm: Interpreter, cell: types.CellType, value: Any) -> None:
         with vm.stopping():
             node = vm.heap.node(cell)
             vm.heap.assign(node, "contents", f"{node.var}.cell_contents", value)
-    cell.cell_contents = vm.unlifted(value)
+    cell.cell_contents = vm.held(value)
 
 
 def delete_cell(vm: Interpreter, cell: types.CellType) -> None:

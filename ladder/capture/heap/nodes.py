@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -165,7 +169,7 @@ class Dynamic:
 class Text(str):
     """A string made of the values of tensors: matched runs make it anew, if anything uses it.
 
-    numbers: Those tensors, which nothing changes, and the number of each.
+    numbers: Those tensors, which nothing changes, and the number of each; None of one that is written out.
     """
 
     __slots__ = ("numbers",)
@@ -180,15 +184,25 @@ class Text(str):
 
 
 def hold_strings(holders: Iterable[Any]) -> None:
-    """Put a string in place of each `Text` into lists, dictionaries and attributes."""
+    """Put a string in place of each `Text` into containers, cells and attributes."""
     for holder in holders:
-        held = holder if type(holder) in (list, dict) else _attributes(holder)
-        places = enumerate(held) if type(held) is list else held.items()
-        for key, value in [(key, value) for key, value in places if _has_text(value)]:
-            held[key] = _as_string(value)
+        kind = type(holder)
+        if issubclass(kind, list | deque):
+            _hold(enumerate(holder), partial(kind.__setitem__, holder))
+        elif issubclass(kind, dict):
+            _hold(dict.items(holder), partial(dict.__setitem__, holder))
+        elif kind is types.CellType and holder != types.CellType():
+            _hold([("cell_contents", holder.cell_contents)], partial(setattr, holder))
+        _hold(_attributes(holder).items(), partial(dict.__setitem__, _attributes(holder)))
+        _hold(_slots(holder), partial(object.__setattr__, holder))
 
 
-def _attributes(holder: Any) -> Any:
+def _hold(places: Iterable[tuple[Any, Any]], put: Callable[[Any, Any], None]) -> None:
+    for key, value in [(key, value) for key, value in places if holds_text(value)]:
+        put(key, _as_string(value))
+
+
+def _attributes(holder: Any) -> dict[str, Any]:
     try:
         found = object.__getattribute__(holder, "__dict__")
     except AttributeError:
@@ -196,8 +210,18 @@ def _attributes(holder: Any) -> Any:
     return found if type(found) is dict else {}
 
 
-def _has_text(value: Any) -> bool:
-    return type(value) is Text or (type(value) is tuple and any(map(_has_text, value)))
+def _slots(holder: Any) -> Iterator[tuple[str, Any]]:
+    """Yield names and values of what an instance of a Python class has slots for."""
+    for kind in type(holder).__mro__:
+        for name, member in vars(kind).items() if "__slots__" in vars(kind) else ():
+            if type(member) is types.MemberDescriptorType:
+                with suppress(AttributeError):
+                    yield name, member.__get__(holder)
+
+
+def holds_text(value: Any) -> bool:
+    """Tell whether a value is a `Text`, or a tuple with one inside."""
+    return type(value) is Text or (type(value) is tuple and any(map(holds_text, value)))
 
 
 def _as_string(value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ladder.capture.heap.heap import Heap
-from ladder.capture.heap.nodes import CaptureError, Dynamic, Text
+from ladder.capture.heap.nodes import CaptureError, Dynamic, Text, holds_text
 from ladder.capture.python.frames import Frame, Through, place_of, user_line
 from ladder.capture.python.tracebacks import trimmed
 from ladder.capture.records import Record, ResumePoint, Store
@@ -180,6 +180,14 @@ class Interpreter:
         value = self.plain(value)
         self.recording = recording
         return value
+
+    def held(self, value: Any) -> Any:
+        """Return `value` as objects hold it: numbers `unlifted`, each `Text` until the segment ends."""
+        if self.recording and type(value) is Text:
+            return value
+        if self.recording and type(value) is tuple and holds_text(value):
+            return tuple(map(self.held, value))
+        return self.unlifted(value)
 
     def through(self, function: Any) -> Through:
         """Return `function`, called from beneath stand-ins for the frames that are interpreted."""

@@ -99,7 +99,7 @@ def try_break(
     if vm.frames and not vm.barriers and not _can_be_taken_up(vm, after):
         vm.barriers = [vm.here()]
     if vm.barriers:
-        vm.stop(f"graph break within a native call: {why}", _of_program(vm, vm.barriers[0]))
+        vm.stop(f"graph break within a native call: {why}", of_program(vm, vm.barriers[0]))
         return None
     try:
         graph_break = prepare_break(vm, function, args, kwargs, after)
@@ -110,7 +110,7 @@ def try_break(
     return graph_break
 
 
-def _of_program(vm: Interpreter, origin: tuple[Any, int]) -> tuple[Any, int]:
+def of_program(vm: Interpreter, origin: tuple[Any, int]) -> tuple[Any, int]:
     """Return an instruction, or the call in the program where it is one of a polyfill."""
     codes = [frame.code for frame in vm.frames]
     at = codes.index(origin[0]) if origin[0] in codes else -1

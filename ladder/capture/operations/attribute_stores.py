@@ -90,7 +90,7 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     node = vm.heap.node(value) if field or inside is NULL else dict_node(vm, value, inside)
     item = settled(vm, item, keep=True)
     if _is_hidden_manager(vm, value, item):
-        setter(value, name, vm.unlifted(item))
+        setter(value, name, vm.held(item))
         node.wrote(found if slot else name, item)
         return
     uses: set[str] = set()
@@ -101,7 +101,7 @@ def store_plain(vm: Interpreter, value: Any, name: str, item: Any, setter: Any =
     vm.heap.keep_entry(node, name)
     vm.heap.keep_entry(targets[1])
     before = NULL if inside is NULL else inside.get(name, NULL)
-    setter(value, name, vm.unlifted(item))
+    setter(value, name, vm.held(item))
     node.wrote(found if slot else name, item)
     vm.heap.change(text, targets, uses)
     if vm.heap.steps[-1].keep:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture.heap.nodes import CaptureError, Itself, Node
+from ladder.capture.heap.nodes import CaptureError, Itself, Node, Text
 from ladder.capture.interpreter.exceptions import context_of, is_handled, set_field
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
@@ -95,7 +95,17 @@ def load_attr(vm: Interpreter, value: Any, name: str) -> Any:
     if type(value) is DynamicSize and name in SIZE_METHODS:
         return types.MethodType(pinned_part(vm, SIZE_METHODS[name]), value)
     value = vm.plain(value)
+    if type(value) is Text:
+        return _text_attr(value, name)
     return recorded(vm, _load, (value, name), (getattr, (value, name)))
+
+
+def _text_attr(value: Text, name: str) -> Any:
+    """Return an attribute of a string that matched runs make anew: its methods are given it."""
+    found = getattr(str, name, None)
+    if isinstance(found, types.MethodDescriptorType | types.WrapperDescriptorType):
+        return types.MethodType(found, value)
+    return getattr(str(value), name)
 
 
 def _load(vm: Interpreter, value: Any, name: str) -> Any:

@@ -341,7 +341,7 @@ def store_key(vm: Interpreter, container: dict[Any, Any], key: Any, item: Any) -
     text = f"dict.__setitem__({target}, {vm.heap.constant(key)}, {vm.heap.reference(item, uses)})"
     vm.heap.keep_entry(node, key)
     replaces = key in container
-    dict.__setitem__(container, key, vm.unlifted(item))
+    dict.__setitem__(container, key, vm.held(item))
     node.wrote(key, item)
     vm.heap.change(text, [node], uses)
     if replaces:

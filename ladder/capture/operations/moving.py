@@ -63,7 +63,7 @@ def transfer(vm: Interpreter, target: Any, method: Any, args: tuple[Any, ...], m
     heap, uses = vm.heap, set[str]()
     node = heap.node(target)
     text = heap.call_text(heap.constant(method), (target, *args), {}, uses)
-    result = method(target, *map(vm.unlifted, args))
+    result = method(target, *map(vm.held, args))
     heap.change(text, [node], uses)
     for key, item in moved:
         node.wrote(key, item)
@@ -374,7 +374,7 @@ def open_tuple(vm: Interpreter, new: Any, kind: type, items: tuple[Any, ...]) ->
     """Make an instance of a class of tuples, of which some `items` are left open."""
     uses: set[str] = set()
     text = vm.heap.call_text(vm.heap.constant(new), (kind, items), {}, uses)
-    made = new(kind, tuple(map(vm.unlifted, items)))
+    made = new(kind, tuple(map(vm.held, items)))
     node = vm.heap.fresh(made, text, uses)
     for index, item in enumerate(items):
         if dynamic_parts(item):

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ladder.capture.heap.nodes import CaptureError, Dynamic, dynamic_parts
+from ladder.capture.heap.nodes import CaptureError, Dynamic, Text, dynamic_parts
 from ladder.capture.interpreter.evaluate import is_known, run
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import recorded
@@ -61,7 +61,8 @@ def instantiate(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict
     if kind is torch.Tensor or is_a(kind, _TENSOR_TYPE):
         return _by_tensor_type(vm, kind, args, kwargs)
     if kind is type and len(args) == 1 and not kwargs:
-        return type(vm.plain(args[0]))
+        found = type(vm.plain(args[0]))
+        return str if found is Text else found
     if kind in _POLYFILLS or runs_code(vm, kind, args):
         return annotated(vm, kind, args, kwargs)
     if issubclass(kind, weakref.ReferenceType):

@@ -191,7 +191,7 @@ def new_container(vm: Interpreter, value: Any) -> Any:
         # Nothing of the user's has run: only a later use of this object ends the recording.
         node = heap.hidden(value, getattr(error, "origin", None) or vm.here())
     for key, item in opened:
-        value[key] = vm.unlifted(item)
+        value[key] = vm.held(item)
         node.wrote(key, item) if node.recordable else heap.fix_parts(item)
     return value
 

@@ -309,7 +309,9 @@ def assume(vm: Interpreter, value: torch.Tensor, number: Any, most: int = 3) -> 
 
 def known_text(vm: Interpreter, text: Any) -> Any:
     """Return a string that is made of values of tensors as one of the numbers that they are assumed to be."""
-    if type(text) is not Text or not all(may_be_assumed(vm, value) for value, _ in text.numbers):
+    if type(text) is not Text:
+        return text
+    if not all(number is not None and may_be_assumed(vm, value) for value, number in text.numbers):
         return text
     for value, number in text.numbers:
         assume(vm, value, number)
