@@ -358,15 +358,13 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
         """Put layers of the model's own classes in place of quantized ones; adapters around them stay.
 
-        dtype: That of the layers, or its name, which configurations have once they were saved.
         Raises DeviceError if the model is divided over processes.
         """
         if self.plan is not None and self.plan.mesh is not None:
             raise DeviceError("a model that is divided over processes is not dequantized: load it whole")
         with torch.device("meta"):
             plain = type(model)(model.config)
-        name_of = str(dtype).removeprefix("torch.")
-        dtype = getattr(torch, name_of)
+        name_of = str(dtype).removeprefix("torch.")  # configurations that were saved have names
         for name, module in list(model.named_modules()):
             own = name.replace(".base_layer", "")  # PEFT's name for what an adapter is around
             if is_experts(module) and hasattr(module, HOME):
@@ -375,7 +373,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
                 layer = plain.get_submodule(own)
                 matrix = module.canonical.dequantize(name_of)  # type: ignore[union-attr]
                 layer.weight = torch.nn.Parameter(matrix_of(layer, matrix), requires_grad=False)
-                layer.bias = None if module.bias is None else torch.nn.Parameter(module.bias.to(dtype))
+                layer.bias = None if module.bias is None else torch.nn.Parameter(module.bias.to(matrix.dtype))
                 model.set_submodule(name, layer)
         return model
 
