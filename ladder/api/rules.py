@@ -25,6 +25,7 @@ from ladder.api.saved_settings import note_settings
 from ladder.api.stacked_experts import held, holder, install, is_experts, quantized_layers, stacks
 from ladder.ir.gemm import Gemm
 from tile_types import TType, get_type
+from tile_types import quantize as quantize_array
 from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind, unknown_name
 from tile_types.multiples import own_name
 
@@ -176,7 +177,7 @@ def quantize_(
     calibration
         Example inputs, one call of the model each, for which weights are chosen to err least.
     **options
-        For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``clip``, ``scaling``, ...
+        For `Linear.from_linear`: ``group_size``, ``zero``, ``activation``, ``clip``, ``scale_type``, ...
 
     Returns
     -------
@@ -241,7 +242,7 @@ def _required_rules(
 
 def _require_options(names: Iterable[str]) -> None:
     """Raise UnknownNameError for an option that no layer has."""
-    layers = [signature(function).parameters.values() for function in (Linear.from_linear, quantize)]
+    layers = [signature(function).parameters.values() for function in (Linear.from_linear, quantize_array)]
     known = {each.name for each in chain(*layers) if each.kind is each.KEYWORD_ONLY} | {"weight"}
     for name in names:
         if name not in known:

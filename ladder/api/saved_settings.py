@@ -6,6 +6,7 @@ are stored. Without it their weights would pass for missing, and be initialised 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,30 @@ def note_settings(model: torch.nn.Module) -> None:
         layers = [module for module in each.modules() if isinstance(module, Linear | ScaledLinear)]
         if layers and getattr(each.config, SETTINGS, None) is None:
             write(each, settings_of(layers))
+        if layers and write is _set:
+            keep_apart(each)
+
+
+def keep_apart(model: Any) -> None:
+    """Forget what would join or rearrange quantized weights when a model of transformers is saved.
+
+    They are stored as they are; loading finds them by their names in the model, whatever a checkpoint of the
+    plain model has.
+    """
+    quantized = [name for name, module in model.named_modules() if isinstance(module, Linear | ScaledLinear)]
+
+    def alters(conversion: Any) -> bool:
+        saving = conversion.reverse_transform() if hasattr(conversion, "operations") else None
+        return saving is not None and any(
+            saving.rename_source_key(f"{name}.weight")[1] is not None for name in quantized
+        )
+
+    known = getattr(model, "_weight_conversions", None)
+    if known is None:  # of a model that was not loaded, transformers looks them up when it is saved
+        table: Any = sys.modules["transformers.conversion_mapping"]
+        found = table.get_model_conversion_mapping(model, add_legacy=False)
+        known = [each for each in found if not hasattr(each, "prefix_to_add")]
+    model._weight_conversions = [conversion for conversion in known if not alters(conversion)]
 
 
 def settings_of(layers: list[Linear | ScaledLinear]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
+from transformers.core_model_loading import ConversionOps, WeightRenaming
 from transformers.quantizers import (
     AutoHfQuantizer,
     HfQuantizer,
@@ -31,7 +31,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ladder.api.linear import LINEAR_OPTIONS, Linear
 from ladder.api.linear_modules import extents_of, is_linear, matrix_of
 from ladder.api.quantization import quantize
-from ladder.api.saved_settings import METHOD
+from ladder.api.saved_settings import METHOD, keep_apart
 from ladder.api.stacked_experts import (
     HOME,
     as_matrix,
@@ -388,24 +388,6 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
 
 AutoHfQuantizer.merge_quantization_configs = settling(AutoHfQuantizer.merge_quantization_configs)
-
-
-def keep_apart(model: Any) -> None:
-    """Forget what would join or rearrange quantized weights when the model is saved.
-
-    They are stored as they are; loading finds them by their names in the model, whatever a checkpoint of the
-    plain model has.
-    """
-    quantized = [name for name, module in model.named_modules() if isinstance(module, Linear)]
-
-    def alters(conversion: Any) -> bool:
-        saving = conversion.reverse_transform() if isinstance(conversion, WeightConverter) else None
-        return saving is not None and any(
-            saving.rename_source_key(f"{name}.weight")[1] is not None for name in quantized
-        )
-
-    known = getattr(model, "_weight_conversions", None) or ()
-    model._weight_conversions = [conversion for conversion in known if not alters(conversion)]
 
 
 def stacked_weights(model: torch.nn.Module, skipped: Iterable[str]) -> dict[str, tuple[str, str]]:

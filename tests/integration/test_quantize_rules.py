@@ -210,3 +210,16 @@ def test_an_input_without_values_for_a_layer_with_values_is_refused() -> None:
     layer = ladder.Linear.from_linear(nn.Linear(64, 64), "int8")
     with pytest.raises(ladder.LadderError, match="meta"):
         layer(torch.randn(3, 64, device="meta"))
+
+
+def test_scales_of_other_types_are_options_of_layers() -> None:
+    """The error of weights that are too small for float16 scales names the option, which was unknown."""
+    model, x = two_layers(), torch.randn(3, 64)
+    with torch.no_grad():
+        model[1].weight.mul_(1e-9)
+    with pytest.raises(ladder.LadderError, match="scale_type='float32'"):
+        ladder.quantize_(model, "int4", group_size=32)
+    wanted = model(x)
+    ladder.quantize_(model, "int8", scale_type="float32", overrides={"0": {"scaling": "absmax"}})
+    torch.testing.assert_close(model(x) - model[1].bias, wanted - model[1].bias, atol=5e-11, rtol=0.05)
+    assert model[1].canonical.scale_type == "float32"

@@ -175,6 +175,22 @@ def test_what_quantize_made_of_a_model_is_saved_and_loaded(tmp_path: Path) -> No
     assert torch.equal(logits(again), logits(model))
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_quantized_layers_that_a_plain_checkpoint_joins(loaded: bool, tmp_path: Path) -> None:
+    """Checkpoints of HRM-Text have gate and up as one matrix, so have queries, keys and values."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = transformers.AutoConfig.for_model("hrm_text", **sizes, vocab_size=64)
+    model = transformers.AutoModel.from_config(config).eval()
+    if loaded:
+        model.save_pretrained(tmp_path / "plain")
+        model = transformers.AutoModel.from_pretrained(tmp_path / "plain").eval()
+    ladder.quantize_(model, "int4", group_size=32)
+    model.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoModel.from_pretrained(tmp_path / "saved").eval()
+    with torch.no_grad():
+        assert torch.equal(again(TOKENS)[0], model(TOKENS)[0])
+
+
 def test_how_quantized_layers_compute_is_saved(tmp_path: Path) -> None:
     model = tiny(tmp_path / "plain")
     assert getattr(ladder.quantize_(model, skip="*").config, "quantization_config", None) is None
