@@ -1,6 +1,7 @@
 """Iterations that match become one node of the graph, which computes what they computed."""
 
 import random
+import sys
 
 import pytest
 import torch
@@ -148,3 +149,38 @@ def test_random_graphs_compute_the_same():
             torch.fx.GraphModule(root, made)(*inputs), expected, rtol=0, atol=0, equal_nan=True
         )
     assert found > 40
+
+
+def grows(x, count):
+    found = {}
+    for turn in range(count):
+        found[turn] = turn % 7
+    return x + len(found)
+
+
+def adds(x, count):
+    for _ in range(count):
+        x = x + 1
+    return x
+
+
+@pytest.mark.parametrize("program", [grows, adds])
+def test_the_work_of_recording_grows_as_the_loop_does(program):
+    def events(count):
+        """Return how many functions of Python are called while a loop is recorded."""
+        found = [0]
+
+        def note(frame, event, argument):
+            found[0] += 1
+
+        fast, x = capture(program), torch.ones(2)
+        sys.setprofile(note)
+        try:
+            fast(x, count)
+        finally:
+            sys.setprofile(None)
+        assert torch.equal(fast(x, count), program(x, count))
+        return found[0]
+
+    events(20)
+    assert events(480) - events(320) < 2 * (events(160) - events(20))

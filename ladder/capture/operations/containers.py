@@ -203,8 +203,9 @@ def _key_read(vm: Interpreter, owner: Any, node: Node, name: str, rest: tuple[An
         return NULL
     vm.heap.meet_key(key)
     not_alone = type(key) not in (*TEXTS, types.FunctionType)
-    if not_alone and any(_may_be_taken_for(key, other) for other in dict.__iter__(owner)):
-        return NULL
+    if not_alone and not {*map(type, dict.__iter__(owner))} <= {type(key), str}:
+        if any(_may_be_taken_for(key, other) for other in dict.__iter__(owner)):
+            return NULL
     found = dict.get(owner, key, NULL)
     constant = vm.heap.constant(key)
     path = f"{vm.heap.guard.path(node.var)}[{key!r}]"

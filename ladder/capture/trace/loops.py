@@ -134,15 +134,17 @@ def _loops(nodes: list[torch.fx.Node]) -> Iterator[Loop]:
     numbers = {shape: number for number, shape in enumerate(dict.fromkeys(shapes))}
     signatures = [numbers[shape] for shape in shapes]
     position = {node: at for at, node in enumerate(nodes)}
+    leaves = [(*_leaves((node.args, node.kwargs)),) for node in nodes]
     start = 0
     while start + LEAST_ITERATIONS <= len(nodes):
-        found = [_loop(start, period, nodes, signatures, position) for period in _periods(start, signatures)]
-        best = max(found, key=lambda loop: loop.size, default=None)
-        if best is not None and best.count >= LEAST_ITERATIONS:
+        best = Loop(start, 1, 0)
+        for period in _periods(start, signatures):
+            loop = Loop(start, period, _count(start, period, signatures))
+            if loop.size > best.size:
+                best = max(best, _matching(loop, leaves, position), key=lambda found: found.size)
+        if best.count:
             yield best
-            start += best.size
-        else:
-            start += 1
+        start += best.size or 1
 
 
 def _periods(start: int, signatures: list[int]) -> Iterator[int]:
@@ -156,30 +158,31 @@ def _periods(start: int, signatures: list[int]) -> Iterator[int]:
             yield period
 
 
-def _loop(
-    start: int, period: int, nodes: list[torch.fx.Node], signatures: list[int], position: dict[Any, int]
-) -> Loop:
+def _count(start: int, period: int, signatures: list[int]) -> int:
+    """Return how many iterations of `period` nodes from `start` on look alike."""
     count = 1
     while (
         signatures[start + count * period : start + (count + 1) * period]
         == signatures[start : start + period]
     ):
         count += 1
-    while count >= LEAST_ITERATIONS:
-        loop = Loop(start, period, count)
-        wrong = _mismatch(loop, nodes, position)
-        if wrong is None:
-            return loop
-        count = wrong
-    return Loop(start, period, 0)
+    return count
 
 
-def _mismatch(loop: Loop, nodes: list[torch.fx.Node], position: dict[Any, int]) -> int | None:
+def _matching(loop: Loop, leaves: list[tuple[Any, ...]], position: dict[Any, int]) -> Loop:
+    """Return the iterations of a loop that match, filled in; none where they are too few."""
+    count: int | None = loop.count
+    while count is not None and count >= LEAST_ITERATIONS:
+        loop = Loop(loop.start, loop.period, count)
+        count = _mismatch(loop, leaves, position)
+    return loop if count is None else Loop(loop.start, loop.period, 0)
+
+
+def _mismatch(loop: Loop, leaves: list[tuple[Any, ...]], position: dict[Any, int]) -> int | None:
     """Fill in how values go through `loop`; return how many iterations match if not all do."""
     for place in range(loop.period):
-        turns = [nodes[loop.start + turn * loop.period + place] for turn in range(loop.count)]
-        leaves = zip(*(tuple(_leaves((node.args, node.kwargs))) for node in turns), strict=True)
-        for which, values in enumerate(leaves):
+        turns = leaves[loop.start + place : loop.start + loop.size : loop.period]
+        for which, values in enumerate(zip(*turns, strict=True)):
             check = _node_mismatch if isinstance(values[0], torch.fx.Node) else _constant_mismatch
             wrong = check(loop, place, which, values, position)
             if wrong is not None:
