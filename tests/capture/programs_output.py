@@ -35,6 +35,43 @@ def _formatted_tensors() -> World:
     return calls(function, *[lambda s=s: (normal(2, 3, seed=s),) for s in (0, 1, 0, 2, 3)])
 
 
+class Worded(Exception):
+    """An error whose text is its own."""
+
+    def __str__(self) -> str:
+        return "worded"
+
+
+class Shaped(KeyError):
+    """An error that formats and shows itself."""
+
+    def __format__(self, spec: str) -> str:
+        return f"shaped{spec}"
+
+    def __repr__(self) -> str:
+        return "Shaped!"
+
+
+ERRORS = (ValueError("v", 2), OSError(2, "gone", "f"), Worded(1), Shaped("k"), KeyError("é"), ValueError())
+
+
+def caught(x: Any, n: int) -> Any:
+    """Return texts of errors, and print one."""
+    y, texts = torch.relu(x), []
+    try:
+        if n < len(ERRORS):
+            raise type(ERRORS[n])(*ERRORS[n].args)
+        {}[x.shape[0]]
+    except Exception as error:
+        texts += [f"{error}", f"{error!r}", f"{error!s:>12}", repr(error), str(error)]
+        print("caught", error)
+    return y * 2, texts
+
+
+def _caught() -> World:
+    return calls(caught, *[lambda n=n: (normal(3), n) for n in (*range(7), *range(7))])
+
+
 def _warned() -> World:
     seen: list[str] = []
 

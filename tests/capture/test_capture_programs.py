@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 from capture_world import PROGRAMS, captured_run, compare
+from programs_output import caught
 
 from benchmarks.capture_overhead import stack
 from ladder.capture import capture
@@ -106,6 +107,16 @@ def test_what_libraries_do_is_one_graph(name):
 def test_messages_of_tensors_that_nobody_reads_break_no_graph():
     captured = captured_run(PROGRAMS["effect_messages_that_nobody_reads"], 1)[2]
     assert not any(record.split for record in captured.records)
+
+
+@pytest.mark.parametrize("number", [0, 1, 4, 5, 6])
+def test_texts_of_errors_break_no_graph(number):
+    captured, x = capture(caught), torch.randn(3)
+    for _ in range(2):
+        (y, texts), (want, wanted) = captured(x, number), caught(x, number)
+        assert torch.equal(y, want)
+        assert texts == wanted
+    assert captured.outcome == "whole", captured.explain()
 
 
 def test_a_model_is_one_graph_and_a_miss_is_seen():

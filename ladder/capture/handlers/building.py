@@ -13,7 +13,7 @@ from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.recording import opaque, recorded
 from ladder.capture.operations.containers import BY_IDENTITY, admit_iterable
 from ladder.capture.operations.moving import is_made_here, move_into, transfer
-from ladder.capture.operations.objects import hide, new_container, perform, settled
+from ladder.capture.operations.objects import hide, new_container, perform, says_its_arguments, settled
 from ladder.capture.operations.operators import binary, subscript
 from ladder.capture.operations.replay import drained, is_hidden, iterate, iterated, replay, taken
 from ladder.capture.operations.symbolic import computed_dynamic
@@ -88,11 +88,20 @@ def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any
     return recorded(vm, _formatted, given, (formatted, given))
 
 
+_WRITES = {1: str, 2: repr}
+"""Conversion of a replacement field -> what makes text of its value."""
+
+
 def _formatted(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
     if type(value) is DynamicSize:
         return computed_dynamic(vm, formatted_size, (conversion, spec, *value))
     if type(value) is torch.Tensor and is_plain_tensor(value) and not value.requires_grad:
         return _tensor_as_text(vm, value, conversion, vm.plain(spec))
+    if conversion == 0 and is_a(value, BaseException):  # what exceptions have of their own is `str`
+        own = vm.heap.class_attribute(type(value), "__format__") is not object.__format__
+        conversion = 0 if own or vm.plain(spec) else 1
+    if (writes := _WRITES.get(conversion)) and says_its_arguments(vm, value, f"__{writes.__name__}__"):
+        return format_field(vm, writes(value), 0, spec)
     if type(value) is not Dynamic and not is_plain(value):
         raise CaptureError(f"format of {type(value).__qualname__}")
     return replay(vm, formatted, (value, conversion, spec), {}, looking=True)

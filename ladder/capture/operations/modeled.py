@@ -30,7 +30,7 @@ from ladder.capture.operations import collectives
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.function_modes import enter_device, leave_device, pop_mode, push_mode
 from ladder.capture.operations.functions import new_frame
-from ladder.capture.operations.objects import identify, perform, pinned_part
+from ladder.capture.operations.objects import identify, perform, pinned_part, says_its_arguments
 from ladder.capture.operations.replay import is_hidden
 from ladder.capture.operations.symbolic import settle_extents
 from ladder.capture.operations.tensor_operators import tensor_operator
@@ -333,6 +333,8 @@ def say(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str,
     """Call a function that prints, warns or logs plain data; a matched run does so in the same place."""
     heap, uses = vm.heap, set[str]()
     args, kwargs = vm.plain_given(args, kwargs)
+    if function is print:
+        args = tuple(str(item) if says_its_arguments(vm, item) else item for item in args)
     for item in (*args, *kwargs.values()):
         owned = is_a(item, logging.Logger) or item is sys.stdout or item is sys.stderr
         if not owned and not is_plain(item):

@@ -25,7 +25,7 @@ from ladder.capture.operations.metadata import read_metadata
 from ladder.capture.operations.modeled import FUNCTIONS, METHODS, outlives
 from ladder.capture.operations.moving import open_tuple
 from ladder.capture.operations.native_iterators import CALLING, native_iterator, runs_code
-from ladder.capture.operations.objects import perform, pinned_part, require_fitting
+from ladder.capture.operations.objects import perform, pinned_part, require_fitting, says_its_arguments
 from ladder.capture.operations.replay import drained, iterate, replay
 from ladder.capture.operations.tensor_operators import read_list, tensor_operator
 from ladder.capture.python import natives, polyfills
@@ -125,7 +125,7 @@ def _replayed(vm: Interpreter, kind: type, args: tuple[Any, ...], kwargs: dict[s
         given = vm.plain_given(args, kwargs)
         return recorded(vm, perform, (kind, *given, []), (kind, *given))
     alone = len(args) == 1 and not kwargs
-    if kind is str and alone and _says_its_arguments(vm, args[0]):
+    if kind is str and alone and says_its_arguments(vm, args[0]):
         return str(args[0])
     if kind is str and alone and (writes := _writer(vm, args[0], "__str__", "__repr__")):
         return _written(vm, writes, args[0])
@@ -159,15 +159,6 @@ def _written(vm: Interpreter, method: types.FunctionType, value: Any) -> Any:
     if not is_a(known, str):
         raise TypeError(f"{method.__name__} returned non-string (type {type(known).__name__})")
     return text
-
-
-def _says_its_arguments(vm: Interpreter, value: Any) -> bool:
-    """Say whether `value` is an error of this segment whose text follows from its constant arguments."""
-    if not is_a(value, BaseException) or not is_constant(value.args):
-        return False
-    node = vm.heap.find(value)
-    own = is_a(vm.heap.class_attribute(type(value), "__str__"), types.FunctionType)
-    return not own and (node is None or not node.external)
 
 
 def _indexed(vm: Interpreter, value: Any) -> bool:
@@ -395,8 +386,11 @@ def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
         return tensor_operator(vm, natives.OF_TENSORS[function], args, kwargs)
     if function in _POLYFILLS_WITH_KEY and kwargs.get("key") is not None:
         return vm.call_function(pinned_part(vm, _POLYFILLS_WITH_KEY[function]), args, kwargs)
-    if function is repr and len(args) == 1 and not kwargs and (writes := _writer(vm, args[0], "__repr__")):
-        return _written(vm, writes, args[0])
+    if function is repr and len(args) == 1 and not kwargs:
+        if says_its_arguments(vm, args[0], "__repr__"):
+            return repr(args[0])
+        if writes := _writer(vm, args[0], "__repr__"):
+            return _written(vm, writes, args[0])
     if function in _POLYFILLS_OF_OBJECTS and not all(map(is_plain, (*args, *kwargs.values()))):
         return vm.call_function(pinned_part(vm, _POLYFILLS_OF_OBJECTS[function]), args, kwargs)
     return replay(vm, function, args, kwargs, looking=looking)

@@ -270,3 +270,15 @@ def _is_guarded(vm: Interpreter, node: Node, array: np.ndarray[Any, Any]) -> boo
         read = f"({node.var}.dtype, {node.var}.shape, {node.var}.strides, {node.var}.tobytes())"
         vm.heap.guard.check(f"{read} == {held}", f"the elements of {vm.heap.guard.path(node.var)}")
     return True
+
+
+def says_its_arguments(vm: Interpreter, value: Any, method: str = "__str__") -> bool:
+    """Say whether `value` is an error of this segment whose text follows from its constant arguments.
+
+    method: What writes the text, if it is no function of the program.
+    """
+    if not is_a(value, BaseException) or not is_constant(value.args):
+        return False
+    node = vm.heap.find(value)
+    own = is_a(vm.heap.class_attribute(type(value), method), types.FunctionType)
+    return not own and (node is None or not node.external)
