@@ -203,9 +203,8 @@ def _key_read(vm: Interpreter, owner: Any, node: Node, name: str, rest: tuple[An
         return NULL
     vm.heap.meet_key(key)
     not_alone = type(key) not in (*TEXTS, types.FunctionType)
-    if not_alone and not {*map(type, dict.__iter__(owner))} <= {type(key), str}:
-        if any(_may_be_taken_for(key, other) for other in dict.__iter__(owner)):
-            return NULL
+    if not_alone and _may_find_another(key, owner):
+        return NULL
     found = dict.get(owner, key, NULL)
     constant = vm.heap.constant(key)
     path = f"{vm.heap.guard.path(node.var)}[{key!r}]"
@@ -230,6 +229,12 @@ def _key_read(vm: Interpreter, owner: Any, node: Node, name: str, rest: tuple[An
     read = vm.heap.read if name == "__contains__" else vm.heap.load
     value = read(node, key, found, text, path)
     return True if name == "__contains__" else value
+
+
+def _may_find_another(key: Any, owner: Any) -> bool:
+    """Say whether a lookup of `key` may find another key, or ask code of the program for one."""
+    alike = {*map(type, dict.__iter__(owner))} <= {type(key), str}
+    return not alike and any(_may_be_taken_for(key, other) for other in dict.__iter__(owner))
 
 
 def _may_be_taken_for(key: Any, other: Any) -> bool:

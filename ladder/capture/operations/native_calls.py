@@ -31,7 +31,7 @@ from ladder.capture.operations.tensor_operators import read_list, tensor_operato
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values import tensors
-from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_plain, module_of
+from ladder.capture.values.kinds import descriptor_of, is_a, is_plain, module_of
 from ladder.capture.values.shapes import DynamicSize
 
 _BUILTIN = types.BuiltinFunctionType
