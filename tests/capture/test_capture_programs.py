@@ -33,7 +33,7 @@ STRESS = (
     "idioms",
 )
 ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
-ADVERSARIAL += ("suspended", "storage", "patched", "settings", "idle")
+ADVERSARIAL += ("suspended", "storage", "patched", "settings", "idle", "deep_copies")
 ADVERSARIAL += (
     "arguments",
     "callbacks",

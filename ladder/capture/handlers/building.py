@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def format_field(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any
     return recorded(vm, _formatted, given, (formatted, given))
 
 
-_WRITES = {1: str, 2: repr}
+_WRITES: dict[int, Callable[[Any], str]] = {1: str, 2: repr}
 """Conversion of a replacement field -> what makes text of its value."""
 
 

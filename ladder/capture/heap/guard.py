@@ -10,6 +10,7 @@ from typing import Any
 
 from ladder.capture.heap.nodes import Check
 from ladder.capture.heap.table import Table
+from ladder.capture.values.aliasing import are_apart
 from ladder.capture.values.kinds import same_value
 from ladder.capture.values.tensors import STATE, autocast_state, torch_state
 
@@ -35,6 +36,8 @@ class Guard:
         self.calls_cached = False
         self._names: dict[int, str] = {}
         self._count = 0
+        self._apart: list[str] = []
+        self._are_apart: Check | None = None
 
     def release(self) -> None:
         """Drop all references to objects."""
@@ -78,6 +81,18 @@ class Guard:
         text = f"type({var}) is {kind} and {same_value(var, value, constant)}"
         self.check(text, f"{name} == {value!r}", path)
         self.checks[-1].number = path is not None and type(value) in (int, float)
+
+    def begin_apart(self) -> None:
+        """Let `keep_apart` compare with none of the tensors so far."""
+        self._apart, self._are_apart = [], None
+
+    def keep_apart(self, var: str) -> None:
+        """Add that the tensor `var` shares no memory with the others for which this was called."""
+        if var not in self._apart:
+            self._apart.append(var)
+            self.checks = [check for check in self.checks if check is not self._are_apart]
+            self.check(f"{self.constant(are_apart)}(({', '.join(self._apart)},))", "tensors share no memory")
+            self._are_apart = self.checks[-1]
 
     def check_extents(self, text: str) -> None:
         """Add the condition `text` on extents that are left open: where it fails, others may differ too."""

@@ -19,6 +19,7 @@ from ladder.capture.interpreter.recording import recorded
 from ladder.capture.operations.attribute_stores import delete_plain, store_plain
 from ladder.capture.operations.attributes import bind_descriptor, generic_attribute
 from ladder.capture.operations.containers import container_method
+from ladder.capture.operations.deep_copies import meet_deep_copy
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.functions import new_frame
 from ladder.capture.operations.metadata import read_metadata
@@ -391,6 +392,8 @@ def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
             return repr(args[0])
         if writes := _writer(vm, args[0], "__repr__"):
             return _written(vm, writes, args[0])
+    if function is copy.deepcopy and vm.recording:
+        meet_deep_copy(vm, *args, **kwargs)
     if function in _POLYFILLS_OF_OBJECTS and not all(map(is_plain, (*args, *kwargs.values()))):
         return vm.call_function(pinned_part(vm, _POLYFILLS_OF_OBJECTS[function]), args, kwargs)
     return replay(vm, function, args, kwargs, looking=looking)

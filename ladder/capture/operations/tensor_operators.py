@@ -23,6 +23,7 @@ from ladder.capture.operations.counts import (
     number_of,
     ranks_are_known,
 )
+from ladder.capture.operations.deep_copies import COPIES_MEMORY, meet_copied_memory
 from ladder.capture.operations.function_modes import watched
 from ladder.capture.operations.number_tensors import number_tensor
 from ladder.capture.operations.objects import new_container
@@ -58,7 +59,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     """Run a tensor operator; it becomes a node of the graph if only tensors come of it."""
     if not vm.recording:
         return vm.natively(function, *args, **kwargs)
-    _meet_hooks(vm, function)
+    _meet_hooks(vm, function, args)
     if (made := number_tensor(vm, function, args, kwargs, tensor_operator)) is not NULL:
         return made
     args, kwargs = _settled_given(vm, function, args, kwargs)
@@ -168,10 +169,12 @@ def _meet_slots(vm: Interpreter, name: str) -> None:
             raise CaptureError(f"{method} of tensors is not torch's")
 
 
-def _meet_hooks(vm: Interpreter, function: Any) -> None:
+def _meet_hooks(vm: Interpreter, function: Any, args: Any) -> None:
     """Let the graph break before what calls hooks of autograd, if they could see a change that is pending."""
     if function in tensors.CALLS_HOOKS and any(step.keep for step in vm.heap.steps):
         raise CaptureError("hooks of autograd may see what was changed before")
+    if function is COPIES_MEMORY:
+        meet_copied_memory(vm, args[0])
 
 
 def _untouched(vm: Interpreter, function: Any, args: Any) -> set[int]:

@@ -150,3 +150,8 @@ def storage_of(tensor: torch.Tensor) -> int:
     while torch._C._functorch.is_batchedtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return int(tensor.untyped_storage()._cdata)
+
+
+def are_apart(tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether no two of these tensors share memory."""
+    return len({*map(storage_of, tensors)}) == len(tensors)
