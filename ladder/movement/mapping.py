@@ -12,7 +12,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.movement.column_scans import scanned_columns
 from ladder.movement.reductions import positions, reduced_elements, reduced_extents, reduces_columns
 from ladder.movement.row_joins import between_rows, is_of_frames
-from ladder.movement.whole_rows import whole_axes
+from ladder.movement.whole_rows import reduces_short_rows, whole_rows
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, loop_axes
 from tile_types.errors import ScheduleError
 from tile_types.tile import Extent, Tile
@@ -157,7 +157,8 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
         shares = columns is not None and columns >= LEAST_HELD and not windows
         held = _held(int(columns or 0), count, row_width(graph, rows)) if shares else []
         return _tiles(graph) if tiles else [*VECTORS, *([] if windows else across), *held]
-    if isinstance(each, int) and each <= FEW_REDUCED and (columns is None or whole_axes(graph)):
+    few = isinstance(each, int) and each <= (WINDOW if reduces_short_rows(graph) else FEW_REDUCED)
+    if few and (columns is None or whole_rows(graph) is not None):
         return [] if tiles else [*VECTORS]
     if columns is None:
         return [] if tiles else [*across, Mapping(_streaming_lanes(graph, rows, wave))]

@@ -32,7 +32,7 @@ from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.shared_transpose import emit_tiles
 from ladder.lower.chain.vectors import ACCESS_BYTES
 from ladder.movement.mapping import Mapping
-from ladder.movement.whole_rows import whole_axes
+from ladder.movement.whole_rows import rows_beside, takes_whole_rows, whole_rows
 from schedules.schedule import check
 
 
@@ -276,13 +276,12 @@ class VectorLoops:
     def pieces(self, value: str) -> list[Piece]:
         """Return the pieces of a result's last axis; a number has one."""
         shape = [self.nest.extent(extent) for extent in self.nest.graph.tile(value).shape]
+        if (rows := self.whole_rows(value)) is not None:
+            return [self.of_whole_rows(value, rows)]
         if not self.has_columns(value):
             return [Piece(value, 1, 1, 0, 1)]
         if self.nest.reductions() and len(shape) == self.nest.rows:
             return [Piece(value, 1, self.nest.window_width, 0, shape[-1])]
-        if whole := self.whole_axes(value):
-            count = int(product(self.nest.graph.tile(value).shape[-whole:]))
-            return [Piece(value, whole, count, 0, count)]
         merged, width = (1, 1) if self.nest.reductions() else self.layout(value)
         width = 1 if self.works_apart() else width
         if merged > 1:
@@ -328,10 +327,19 @@ class VectorLoops:
         bordered = min(lengths) < BORDER and max(lengths) >= LEAST_BESIDE
         return bordered and sum(lengths) * size <= SHORT_ROW
 
-    def whole_axes(self, value: str) -> int:
-        """Return the trailing axes of which a thread has all elements, where no vectors fit; 0: none."""
-        axes = 0 if self.nest.scatters or self.works_apart() else whole_axes(self.nest.graph)
-        return axes if axes and (self.nest.reductions() or self.layout(value)[1] == 1) else 0
+    def whole_rows(self, value: str) -> int | None:
+        """Return the axes that count rows of which a thread has whole ones, where no vectors fit."""
+        rows = None if self.nest.scatters or self.works_apart() else whole_rows(self.nest.graph)
+        return rows if self.nest.reductions() or self.layout(value)[1] == 1 else None
+
+    def of_whole_rows(self, value: str, rows: int) -> Piece:
+        """Return the piece of a result of which threads have whole rows."""
+        shape, self.nest.rows_beside = self.nest.graph.tile(value).shape, rows_beside(self.nest.graph, rows)
+        self.nest.vectors.of_rows = takes_whole_rows(self.nest.graph)
+        count, beside = int(product(shape[rows:])), self.nest.rows_beside
+        if beside > 1:
+            return Piece(value, len(shape) - rows + 1, count * beside, 0, count * shape[rows - 1])
+        return Piece(value, max(1, len(shape) - rows), count, 0, count)
 
     def around_vectors(self, value: str, start: Expr, stop: Expr) -> list[tuple[Expr, Expr]]:
         """Return a piece of the last axis, or its middle, where vectors fit, and what lies around it."""
@@ -375,7 +383,8 @@ class VectorLoops:
 
     def has_columns(self, value: str) -> bool:
         shape = self.nest.graph.tile(value).shape
-        alone = bool(self.nest.reductions()) and len(shape) == self.nest.rows and self.nest.window_width == 1
+        alone = bool(self.nest.reductions()) and len(shape) == self.nest.rows
+        alone = alone and self.nest.window_width == self.nest.rows_beside == 1
         return bool(shape) and not alone
 
     def flat_item(self, item: Expr, places: Places, piece: Piece) -> None:

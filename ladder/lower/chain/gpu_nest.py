@@ -42,8 +42,9 @@ from ladder.lower.chain.nested_reductions import is_of_few, merged
 from ladder.lower.chain.scans import scan_row
 from ladder.lower.chain.scatter import Chain
 from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors, from_words, words_of
-from ladder.lower.chain.windows import reduce_vectors, window_width, windows_beside
+from ladder.lower.chain.windows import reduce_unrolled, reduce_vectors, window_width, windows_beside
 from ladder.movement.mapping import Mapping, row_width
+from ladder.movement.whole_rows import of_rows_alone, reads_whole_rows, rows_beside, whole_rows
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
 
@@ -116,8 +117,14 @@ class GpuNest(Nest):
         self.shifts = any(node.operator in ("slice", "map") for node in graph.nodes) and not self.reductions()
         self.alone, self.works_together = False, computed_apart(graph) < WORK_APART
         widths = {window_width(graph, value) for value in graph.outputs if graph.tile(value).shape}
-        self.window_width = widths.pop() if self.lanes == 1 and len(widths) == 1 else 1
+        self.vectors.of_rows = self.lanes == 1 and not mapping.tile[0] and reads_whole_rows(graph)
+        windows = self.lanes == 1 and len(widths) == 1 and whole_rows(graph) is None
+        self.window_width = widths.pop() if windows else 1
+        if windows and self.vectors.of_rows and of_rows_alone(graph, self.rows):
+            self.window_width = rows_beside(graph, self.rows)
         """Neighbouring elements of the results of windows that a thread has."""
+        self.rows_beside = 1
+        """Whole rows that it has, where threads have such."""
         beside = {windows_beside(graph, value, self.window_width) for value in graph.outputs}
         self.windows_beside = beside.pop() if len(beside) == 1 else 1
         """Windows along the axis before the last of which it has these."""
@@ -359,6 +366,9 @@ class GpuNest(Nest):
 
     def reduce(self, node: Node, index: Index) -> None:
         """Emit a reduction: by the row's lanes together, or within one thread's work by it alone."""
+        if self.vectors.of_rows:
+            reduce_unrolled(self, node, index)
+            return
         it, together = Reduction(self, node, index), not self.alone
         with self.scalars():
             it = merged(self, it) if together and not self.mapping.num else it

@@ -79,6 +79,8 @@ class Vectors:
         self.lane = 0
         """Which of them."""
         self.words: dict[Any, Any] = {}
+        self.of_rows = False
+        """Whether a thread reads all elements of rows: by accesses that hold some of them, in any order."""
         self.around_borders = False
         """Whether some elements of vectors are at borders: the others are read as parts of vectors."""
         self.side_by_side: set[Any] = set()
@@ -91,7 +93,8 @@ class Vectors:
         kind = self.graph.tile(name).ttype.name
         dtype, wanted = stored_type(kind), computed_type(kind)
         wide = self.width > 1 or bool(self.transposed)
-        bits = self._of_vector(name, index, dtype) if wide and index else None
+        bits = self._of_vector(name, index, dtype) if wide and index and not self.of_rows else None
+        bits = self._of_access(name, index, dtype) if self.of_rows and index else bits
         if bits is None:
             bits = self._alone(name, index, dtype)
         if bits is None:
@@ -115,6 +118,25 @@ class Vectors:
                 return None if guards else self._of_neighbours(name, index, dtype)
             self.words[key] = self._fetched(name, index, dtype, guards)
         return element(self.words[key], self.lane, dtype)
+
+    def _of_access(self, name: str, index: Index, dtype: str) -> Expr | None:
+        """Return the bits of an element of the longest access that is known to hold it; None if none is."""
+        if self.values.guards or BYTES.get(dtype, 0) not in (1, 2, 4):
+            return None
+        at = self.values.simplified(self.address(name, index))
+        for width in (ACCESS_BYTES >> k for k in range(4)):
+            lane = self.values.simplified(tirx.floormod(at, width))
+            if width * BYTES[dtype] > ACCESS_BYTES or not isinstance(lane, int):
+                continue
+            begin = self.values.simplified(at - lane)
+            if not self.is_aligned(name, begin, width):
+                continue
+            key = (name, width, begin if isinstance(begin, int) else tvm_ffi.structural_hash(begin))
+            if key not in self.words:
+                self.words[key] = b.local(width * BYTES[dtype] // 4, "uint32")
+                self.fetch(name, _moved(index, -lane), self.words[key], width)
+            return element(self.words[key], lane, dtype)
+        return None
 
     def _of_neighbours(self, name: str, index: Index, dtype: str) -> Expr | None:
         """Return an element of a vector in registers, or of one that is loaded for several.

@@ -1,4 +1,4 @@
-"""Reductions over windows (pooling, depthwise convolution) on vectors of channels in one thread.
+"""Reductions of one thread: windows (pooling, depthwise convolution) on vectors of channels, and short rows.
 
 Elements of a window are taken one after the other, unrolled: each is a vector of neighbouring channels, so
 that conditions and addresses are worked out once for all of them.
@@ -110,3 +110,17 @@ def _reduce(nest: Nest, vectors: Vectors, node: Node, indices: Sequence[Index], 
             combine(position)
     for index, total in zip(indices, totals, strict=True):
         nest.keep_cell(node, index, b.bind(total.value))
+
+
+def reduce_unrolled(nest: Nest, node: Node, index: Index) -> None:
+    """Emit a reduction of a few elements, which stay in a thread's registers."""
+    it = Reduction(nest, node, index)
+    total = it.neutral
+    for position in range(int(it.extent)):
+        place = it.at(position)
+        nest.prepare(it.operand, place, ())
+        with nest.values.keeping(nest.register):
+            value = nest.register(nest.values.at(it.operand, place))
+        nest.values.memory[nest.values.key(it.operand, tuple(map(nest.values.simplified, place)))] = value
+        total = nest.register(it.combine(total, value))
+    nest.keep_cell(node, index, total)
