@@ -57,6 +57,9 @@ UNPACKED_REGISTERS = 56
 """Registers that ``mma`` of fp8 takes besides where ptxas unpacks its operands to float16: up to 55 (compiled
 for sm_100a)."""
 
+FEATURES = 8
+"""Results that a thread of the mma pipeline stores together."""
+
 MOST_DIGIT_COLUMNS = 32
 """Columns of products, four for an activation row of 16 bits, that a warp of digits holds sums of."""
 
@@ -173,6 +176,8 @@ def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     piece = SWIZZLE_ROW if schedule.pipeline in WARPGROUPS else CHUNK_BYTES
     if gemm.channels * operand_bytes(gemm) % piece:
         yield f"{gemm.channels} channels of a tap are no multiple of {piece} bytes"
+    if gemm.windows.features and (schedule.pipeline != "mma" or gemm.windows.features % FEATURES):
+        yield f"groups of {gemm.windows.features} features and rows behind them: mma has them, by {FEATURES}"
     if cuts_groups(gemm, schedule):
         rows = f"{block_rows(schedule)} rows" + f" by {schedule.cluster} blocks" * (schedule.cluster > 1)
         yield f"{rows} does not divide the rows of one of {gemm.windows.groups} groups"

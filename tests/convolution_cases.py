@@ -122,6 +122,15 @@ CASES = {
         residual=True, factor=True,
         options={"group_size": 48, "bias": True, "epilogue": ("silu",)},
     ),
+    "groups of 24 channels and 40 features, mma": Case(
+        Windows((3, 3), (2, 1), (1, 1), groups=3, features=40), 24, 192, (2, 6, 7),
+        GpuSchedule("mma", 32, tile_k=128, stages=3, warps=4), "bfloat16", residual=True,
+        options={"activation": "bfloat16", "output": "bfloat16", "bias": True, "epilogue": ("relu",)},
+    ),
+    "groups of 72 features by two tiles, mma": Case(
+        Windows((3, 3), padding=(1, 1), groups=2, features=72), 72, 256, (1, 5, 6),
+        GpuSchedule("mma", 16, 128, stages=2, warps=8),
+    ),
     "groups of 16 channels, mma": Case(
         Windows((3, 3), (2, 1), (1, 1), (1, 2), groups=4), 16, 256, (1, 6, 7),
         GpuSchedule("mma", 32, tile_k=128, stages=3, warps=4), "int8",
@@ -191,9 +200,9 @@ def draw(case: Case) -> Drawn:
     weight = ladder.quantize(matrix, case.weight, group_size=case.options.get("group_size"))
     spread = 40 if gemm.activation == "int8" else 1
     x = (torch.randn(*case.image, case.channels * at.groups) * spread).to(torch_dtype(gemm.activation))
-    bias = torch.randn(case.outputs).to(x.dtype) if gemm.bias else None
-    factor = torch.rand(case.outputs) + 0.5 if gemm.factor else None
-    shape = (case.image[0], *at.extents(*case.image[1:]), case.outputs)
+    bias = torch.randn(gemm.columns).to(x.dtype) if gemm.bias else None
+    factor = torch.rand(gemm.columns) + 0.5 if gemm.factor else None
+    shape = (case.image[0], *at.extents(*case.image[1:]), gemm.columns)
     residual = torch.randn(shape).to(torch_dtype(gemm.output)) if gemm.residual else None
     expected = _expected(case, x, weight, factor, bias, residual)
     request = Request(gemm, device.name, Plan(((ANY_M, case.schedule),)))
@@ -206,6 +215,8 @@ def _expected(
     """Return torch's convolution of the decoded weight in float64, channels last."""
     at = case.windows
     kernel = torch.as_tensor(weight.dequantize()).double().reshape(case.outputs, *at.kernel, case.channels)
+    features = at.features or case.outputs // at.groups  # what lies behind those of a group is not multiplied
+    kernel = kernel.unflatten(0, (at.groups, -1))[:, :features].flatten(0, 1)
     kernel = kernel if factor is None else kernel * factor.double()[:, None, None, None]
     added = None if bias is None else bias.double()
     y = torch.nn.functional.conv2d(

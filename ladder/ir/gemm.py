@@ -188,6 +188,9 @@ class Gemm:
                 f"windows of {self.windows.points} elements per channel take K to be a multiple of that, got"
                 f" {self.k}; they have neither experts={self.experts} nor token_group={self.token_group}"
             )
+        features, groups = self.windows.features, self.windows.groups
+        if features and self.n > 1 and (self.n % groups or self.n // groups < features):  # 1: not known
+            raise ShapeError(f"{self.n} rows are not whole groups, {groups} of {features} features and more")
 
     def _check_gate(self) -> None:
         if not self.gate:
@@ -217,6 +220,8 @@ class Gemm:
     @property
     def columns(self) -> int:
         """Columns of the result."""
+        if self.windows and self.windows.features:
+            return self.windows.groups * self.windows.features
         return self.n // 2 if self.gate else self.n
 
     @property

@@ -22,6 +22,7 @@ class Windows:
     kernel: Elements of a channel in a window: R, S.
     stride, padding, dilation: As torch has them; the padding of both sides is the same.
     groups: Parts of the channels, each multiplied by as many consecutive rows of the weight.
+    features: Of each group, where its rows of the weight are filled up behind them; 0: all rows are.
     """
 
     kernel: Pair
@@ -29,6 +30,7 @@ class Windows:
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
     groups: int = 1
+    features: int = 0
 
     def __post_init__(self) -> None:
         least = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1}
@@ -39,6 +41,8 @@ class Windows:
                 raise ShapeError(f"{name} must be two numbers of at least {low}, got {pair}")
         if self.groups < 1:
             raise ShapeError(f"a convolution has at least one group, got {self.groups}")
+        if self.features < 0:
+            raise ShapeError(f"a group has no fewer than 0 features, got {self.features}")
 
     @property
     def points(self) -> int:

@@ -12,8 +12,10 @@ from functools import lru_cache
 from math import ceil
 
 from ladder.ir.convolution import FusedConvolution, as_fused_convolution
+from ladder.ir.extents import product
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
+from ladder.ir.windows import Windows
 from ladder.partition.subgraphs import Subgraph
 from schedules.policy import Candidate, choose
 from targets import TileDevice
@@ -109,8 +111,9 @@ def kernel_ways(
     known = isinstance(rows, int) and ttype in HALVES and outside[form.weight] in packable
     if device.kind != "cuda" or not known or not rows or form.form.rank > 2:
         return []
+    windows, rows_of_weight = filled_up(form)
     gemm = Gemm(
-        form.features,
+        rows_of_weight,
         form.depth,
         ttype,
         ttype,
@@ -118,7 +121,7 @@ def kernel_ways(
         scale=False,
         bias=bool(form.bias),
         epilogue=form.functions,
-        windows=form.windows,
+        windows=windows,
         residual=bool(form.residual),
     )
     try:
@@ -128,6 +131,15 @@ def kernel_ways(
     given = {"A": form.x, "B": form.weight, "bias": form.bias, "residual": form.residual}
     roles = tuple(sorted((role, name) for role, name in given.items() if name))
     return [Way(replace(region, kind="gemm", gemm=gemm, roles=roles), us)]
+
+
+def filled_up(form: FusedConvolution) -> tuple[Windows | None, int]:
+    """Return the windows of a convolution and its rows of the weight: of each group whole tiles of them."""
+    windows, groups = form.windows, form.form.groups
+    own = form.features // groups
+    if windows is None or groups == 1 or own % TILE == 0:
+        return windows, form.features
+    return replace(windows, features=own), groups * ceil(own / TILE) * TILE
 
 
 def plain_problem(gemm: Gemm) -> Gemm:
@@ -191,6 +203,9 @@ ALIGNED = 4
 
 SLOWER = 3
 
+FAST_GROUPS, SLOWER_GROUPS = (4, 8, 16, 32), 8
+"""Channels and features of a group that cuDNN has kernels for, and how much longer others take at least."""
+
 COSTS: Mapping[str, Costs] = {
     CONVOLVE: Costs(2.8, 0.00113, 0.00265, 0.20, 6.0e6),
     RELU: Costs(3.1, 0.00113, 0.00236, 0.37, 4.5e6),
@@ -218,9 +233,17 @@ def library_us(name: str, found: FusedConvolution, graph: Graph, device: TileDev
     blocks = ceil(rows / TILE) * ceil(found.features / TILE)
     whole = graph.tile(found.x).shape[-1] % ALIGNED == 0
     depth = ceil(found.depth / TILE) * TILE * (1 if whole else SLOWER)
+    depth *= 1 if found.form.groups == 1 or groups_are_fast(found) else SLOWER_GROUPS
     each = depth * (costs.points if found.form.are_points else costs.windows) + costs.block
     waves = max(1.0, blocks / device.units)
     return costs.launch + max(waves * each, moved(graph) / costs.bandwidth)
+
+
+def groups_are_fast(found: FusedConvolution) -> bool:
+    """Tell whether cuDNN has kernels for the groups of a convolution."""
+    taps = product(found.form.taps)
+    channels = found.depth // taps if isinstance(taps, int) else 0
+    return channels in FAST_GROUPS and found.features // found.form.groups in FAST_GROUPS
 
 
 def moved(graph: Graph) -> int:

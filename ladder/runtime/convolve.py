@@ -33,8 +33,8 @@ def output_shape(gemm: Gemm, shape: Sequence[int]) -> tuple[int, ...]:
         axes = "[B, H, W, C={}]" if windows else "[..., K={}]"
         raise ShapeError(f"x must be {axes.format(channels)}, got {list(shape)}")
     if windows is None:
-        return (*shape[:-1], gemm.n)
-    return (shape[0], *windows.extents(shape[1], shape[2]), gemm.n)
+        return (*shape[:-1], gemm.columns)
+    return (shape[0], *windows.extents(shape[1], shape[2]), gemm.columns)
 
 
 def window_count(gemm: Gemm, x: torch.Tensor) -> int:
@@ -55,7 +55,7 @@ def convolve(
     weight: Tensors of the packed weight ``[N, R * S * C / groups]``.
     bias, residual: ``[N]`` and ``[B, P, Q, N]`` of the output type, if the problem has them.
     request: `Request.text` of the problem; without a plan, the schedule is chosen for this many windows.
-    Returns: ``[B, P, Q, N]``.
+    Returns: ``[B, P, Q, N]``; N counts features alone, as in what is added.
     """
     rows = window_count(Request.parse(request).gemm, x)
     return launch(compiled(_planned(request, x.device, rows), x.device), x, weight, bias, residual)
@@ -97,7 +97,7 @@ def launch(
         rows = x if gemm.windows else x.reshape(-1, gemm.k)
         if kernel.pad and not gemm.windows:
             rows = kernel.aligned(rows)
-        kernel.entry_for(m)(rows, *weight, *extras, y.view(m, gemm.n))
+        kernel.entry_for(m)(rows, *weight, *extras, y.view(m, gemm.columns))
     return y
 
 
@@ -113,14 +113,16 @@ def _extras(
         require_alike(name, getattr(gemm, name), tensor)
         if tensor is None:
             continue
-        extents = shape if name == "residual" else (gemm.n,)
+        extents = shape if name == "residual" else (gemm.columns,)
         dtype = torch.float32 if name == "factor" else kernel.output
         if tuple(tensor.shape) != extents or tensor.dtype != dtype:
             raise ShapeError(
                 f"{name} must be {dtype} {list(extents)}, got {tensor.dtype} {list(tensor.shape)}"
             )
         require_beside(name, tensor, x)
-        extras.append(tensor.contiguous().view(-1, gemm.n) if name == "residual" else tensor.contiguous())
+        extras.append(
+            tensor.contiguous().view(-1, gemm.columns) if name == "residual" else tensor.contiguous()
+        )
     return extras
 
 

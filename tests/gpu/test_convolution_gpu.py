@@ -122,9 +122,9 @@ def test_normalised_residual_block() -> None:
         assert float((y.double() - expected).norm() / expected.norm()) <= 2 * BOUNDS["float16"]
 
 
-@pytest.mark.parametrize("case", ["lines", "windows", "strides", "residual", "alone"])
+@pytest.mark.parametrize("case", ["lines", "windows", "strides", "residual", "alone", "filled up"])
 def test_groups_of_models(case: str) -> None:
-    """Groups of 64 channels: by a kernel of ours, with what follows or alone."""
+    """Groups of 64 channels, or 48: by a kernel of ours, with what follows or alone."""
     import ladder
 
     torch.manual_seed(0)
@@ -132,6 +132,9 @@ def test_groups_of_models(case: str) -> None:
     layer = nn.Conv1d(256, 512, 1, groups=4) if one else nn.Conv2d(256, 256, 3, 1, 1, groups=4)
     if case == "strides":
         layer = nn.Conv2d(256, 512, 3, 2, 1, 2, 4, bias=False)
+
+    if case == "filled up":
+        layer = nn.Conv2d(256, 192, 3, 1, 1, groups=4)
 
     def run(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         y = layer(x)

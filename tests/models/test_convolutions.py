@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import model_zoo as zoo
@@ -18,9 +19,12 @@ import ladder
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.ir.convolution import as_fused_convolution
+from ladder.ir.gemm import Gemm
+from ladder.ir.windows import Windows
 from ladder.lower.chain import emit_chain
 from ladder.partition import partition
 from ladder.rewrite import simplify
+from ladder.runtime.model.joined import filled_up
 from ladder.runtime.model.prepared import prepare
 from ladder.simulate import simulate_launch
 from targets import get_device
@@ -151,7 +155,9 @@ def test_halves_that_no_kernel_of_ours_takes_are_the_library_s(shape: tuple[int,
 
 GROUPED = {"lines": (nn.Conv1d(256, 256, 1, groups=4), (2, 256, 40)),
            "windows": (nn.Conv2d(128, 256, 3, padding=1, groups=2), (3, 128, 12, 10)),
-           "strides": (nn.Conv2d(128, 128, 3, 2, 1, groups=2, bias=False), (2, 128, 9, 7))}  # fmt: skip
+           "strides": (nn.Conv2d(128, 128, 3, 2, 1, groups=2, bias=False), (2, 128, 9, 7)),
+           "filled up": (nn.Conv2d(192, 192, 3, 2, 1, groups=4, bias=False), (8, 192, 56, 56)),
+           "two tiles": (nn.Conv2d(144, 208, 3, 1, 1, groups=2), (2, 144, 9, 7))}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", GROUPED)
@@ -162,8 +168,26 @@ def test_grouped_convolutions_are_one_kernel_with_what_follows(case: str) -> Non
     prepared = prepare(program, get_device("cuda/sm_90a"))
     (gemm,) = (part.gemm for part in prepared.parts if part.gemm)
     assert gemm.windows.groups == layer.groups
-    assert (gemm.n, gemm.k) == (layer.out_channels, layer.weight[0].numel())
+    assert (gemm.columns, gemm.k) == (layer.out_channels, layer.weight[0].numel())
+    assert gemm.n == layer.groups * 64 * -(-layer.out_channels // layer.groups // 64)
     assert (gemm.bias, gemm.epilogue) == (layer.bias is not None, ("silu",))
+
+
+def test_weights_of_groups_are_filled_up_with_zeros() -> None:
+    gemm = Gemm(128, 36, "float16", scale=False, windows=Windows((3, 3), groups=2, features=24))
+    matrix = torch.randn(48, 36).half()
+    found = filled_up(gemm, matrix).view(2, 64, 36)
+    assert torch.equal(found[:, :24], matrix.view(2, 24, 36))
+    assert not found[:, 24:].any()
+    for rows in (129, 32):
+        with pytest.raises(ShapeError, match="2 of 24 features"):
+            replace(gemm, n=rows)
+
+
+def test_groups_that_torch_has_kernels_for_are_left_to_it() -> None:
+    layer = nn.Conv2d(256, 256, 3, 1, 1, groups=32).half()
+    program = graph_of(layer, torch.randn(8, 256, 28, 28).half())
+    assert not any(part.gemm for part in prepare(program, get_device("cuda/sm_90a")).parts)
 
 
 def test_places_and_channels_that_are_joined_are_no_groups() -> None:

@@ -34,7 +34,7 @@ from ladder.lower.gpu.decode import load_order
 from ladder.lower.gpu.emission import SharedTable, allocate_table
 from ladder.lower.gpu.epilogue import finish_row
 from ladder.lower.gpu.groups import GroupRegisters, array_dtype
-from ladder.lower.gpu.implicit_gemm import find_corner, first_channel, output_extents, within
+from ladder.lower.gpu.implicit_gemm import feature_column, find_corner, first_channel, output_extents, within
 from ladder.lower.gpu.instructions import STEP_COLUMNS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier
 from schedules.layouts import TILE
@@ -428,8 +428,9 @@ class Results:
         def store(piece: Expr) -> None:
             row, column = b.bind(piece // runs), b.bind(piece % runs * RUN)
             offset = row // per_warp * geo.warp_m + first * STEP_COLUMNS + row % per_warp
-            m, n = b.bind(place.first_m + offset), b.bind(place.row_tile * TILE + column)
-            with b.when(T.And(m < place.args.m, n < place.args.n)):
+            m, row_of_weight = b.bind(place.first_m + offset), b.bind(place.row_tile * TILE + column)
+            n, exists = feature_column(gemm.windows, place.args, row_of_weight)
+            with b.when(T.And(m < place.args.m, exists)):
                 sums = b.local(RUN, "float32")
                 for i in range(RUN):
                     b.store(sums, self.staged[row, column + i], i)

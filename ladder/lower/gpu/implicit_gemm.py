@@ -10,6 +10,7 @@ from ladder.ir.windows import Windows
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.gpu.arguments import Arguments
+from schedules.layouts import TILE
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,24 @@ def first_channel(windows: Windows, args: Arguments, row: Expr, channels: Expr) 
     """Emit the first channel of the group that weight row ``row`` belongs to, of ``channels`` each."""
     if windows.groups == 1:
         return 0
-    group_rows = T.truncdiv(args.n, windows.groups)
-    return b.keep(T.truncdiv(row, group_rows) * channels)
+    return b.keep(T.truncdiv(row, group_rows(windows, args)) * channels)
+
+
+def group_rows(windows: Windows, args: Arguments) -> Expr:
+    """Emit how many rows of the weight a group has, those that are no features among them."""
+    rows = args.n_tiles * TILE if windows.features else args.n
+    return b.keep(T.truncdiv(rows, windows.groups))
+
+
+def feature_column(windows: Windows | None, args: Arguments, row: Expr) -> tuple[Expr, Expr]:
+    """Emit (the column of the result that a row of the weight makes, whether it makes one)."""
+    if windows is None or not windows.features:
+        return row, row < args.n
+    rows = group_rows(windows, args)
+    group = b.bind(T.truncdiv(row, rows))
+    feature = b.bind(row - group * rows)
+    column = b.bind(group * windows.features + feature)
+    return column, T.And(feature < windows.features, column < args.n)
 
 
 def within(index: Expr, extent: Expr) -> Expr:

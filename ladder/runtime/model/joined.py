@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ladder.ir.gemm import Gemm
 from ladder.ir.graph import Graph
@@ -84,6 +85,15 @@ class Join:
         return [torch.cat(parts, self.axis)]
 
 
+def filled_up(gemm: Gemm, matrix: torch.Tensor) -> torch.Tensor:
+    """Return a weight ``[N, K]``, zeros behind the rows of each group where kernels take more than it has."""
+    if gemm.windows is None or not gemm.windows.features:
+        return matrix
+    groups = matrix.view(gemm.windows.groups, gemm.windows.features, gemm.k)
+    rows = gemm.n // gemm.windows.groups
+    return F.pad(groups, (0, 0, 0, rows - gemm.windows.features)).reshape(gemm.n, gemm.k)
+
+
 @dataclass(frozen=True)
 class Pack:
     """The packed arrays of matrices ``[N, K]`` (``[K, N]`` where `turned`) side by side, for a problem.
@@ -102,7 +112,7 @@ class Pack:
         if self.graph is None:
             matrix = torch.cat([part.t() if self.turned else part for part in stored]).contiguous()
         else:
-            matrix = computed(self.graph, stored).reshape(self.gemm.n, self.gemm.k)
+            matrix = filled_up(self.gemm, computed(self.graph, stored).reshape(-1, self.gemm.k))
         packed = pack(self.gemm, get_device(target_of(matrix.device)), quantize(matrix, self.gemm.weight))
         return [packed.arrays[name] for name in DENSE]
 
