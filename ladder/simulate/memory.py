@@ -164,6 +164,24 @@ class Memory:
         self.shared[flat[:, None] + np.arange(width)] = values
         c.touched = True
 
+    def combine_shared(self, c: Threads, address: Any, values: Array, operation: Any, statement: int) -> None:
+        """Combine elements ``[warps, 32, 1]`` with those of shared memory, one after the other.
+
+        What was written there must be visible; that others combine at once is no race.
+        """
+        size = values.dtype.itemsize
+        where = self.locate(c, address, size, None, statement)
+        flat, values = where.reshape(-1), values.reshape(-1)
+        actor, active = self._actor(c)
+        if active is not None:
+            flat, values = flat[active], values[active]
+        self.traffic["shared write"] += flat.size * size
+        self.shadow.on_read(self.granules(flat, size), actor, statement)
+        elements = self.shared.view(values.dtype)
+        for place, value in zip((flat // size).tolist(), values, strict=True):
+            elements[place] = operation(elements[place], value)
+        c.touched = True
+
     def _check_collisions(self, flat: Array, width: int, statement: int) -> None:
         """Report two lanes that store to the same bytes with one instruction."""
         order = np.sort(flat)

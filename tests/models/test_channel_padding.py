@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import ladder
 from ladder.frontend.torch_fx import import_fx
-from ladder.lower.chain import emit_chain, gpu_nest, windows
+from ladder.lower.chain import emit_chain, exact_products, windows
 from ladder.partition import partition
 from ladder.partition.subgraphs import Subgraph
 from ladder.runtime.model.prepared import simplified
@@ -117,14 +117,14 @@ def test_exact_products_are_added_in_one_step(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(windows, "BUSY_ROWS", 1)
     model = nn.Conv2d(3, 16, 3, 2, 1).half().requires_grad_(False)
     (part,) = [part for part in parts_of(model, torch.randn(2, 3, 9, 8).half()) if part.kind == "chain"]
-    assert [gpu_nest.is_exact_product(part.graph, node) for node in part.graph.nodes].count(True) == 1
+    assert [exact_products.is_exact_product(part.graph, node) for node in part.graph.nodes].count(True) == 1
     text = emit_chain(part.graph, H200, "chain").script()
     assert "ladder_product" not in text
     assert "if_then_else" not in text  # what lies beyond the image is loaded as zeros
     simulate(part.graph)
     halves = parts_of(made(58).half(), torch.randn(2, 24, 9, 8).half())
     stencil = next(part for part in halves if "mul" in part.operators)  # its weights are float32
-    assert not any(gpu_nest.is_exact_product(stencil.graph, node) for node in stencil.graph.nodes)
+    assert not any(exact_products.is_exact_product(stencil.graph, node) for node in stencil.graph.nodes)
 
 
 class Twice(nn.Module):

@@ -31,7 +31,10 @@ def storing(nest: GpuNest, value: str, places: Sequence[Index], found: list[Expr
         each = 1 if scatter.by_element else len(target)
         for first in range(0, len(target), each):
             place, own = target[first], found[first : first + each]
-            nest.dialect.combine(operation, buffer, place, dtype, own)
+            if nest.bins is not None:
+                nest.bins.combine(place, own)
+            else:
+                nest.dialect.combine(operation, buffer, place, dtype, own)
 
     return combine
 

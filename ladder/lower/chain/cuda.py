@@ -153,6 +153,9 @@ class CudaDialect(Dialect):
             spelled = f"red.global.{operation}{rounding}{ACCESS[most]}.{spelling}"
             b.ptx(spelled, at, *found[first : first + most])
 
+    def add_shared(self, place: Expr, kind: str, value: Expr) -> None:
+        b.ptx(f"red.shared.add.{kind}", self.shared.ptr_to([place]), value)
+
     def row_number(self, value: Expr, extent: Expr, from_end: bool) -> Expr:
         """Return the first row where data names none: at a branch here, further loads would wait for it."""
         assert self.no_row is not None

@@ -110,6 +110,10 @@ class Dialect(ABC):
         """
         raise ScheduleError("no sums into rows by number in kernels of chains for this device")
 
+    def add_shared(self, place: Expr, kind: str, value: Expr) -> None:
+        """Emit an atomic sum with a word of shared memory; ``kind`` is PTX's name of its type."""
+        raise ScheduleError("no sums in shared memory in kernels of chains for this device")
+
     def row_number(self, value: Expr, extent: Expr, from_end: bool) -> Expr:
         """Return what data says is a row of ``extent``; where it is none, `finish` ends with an error.
 

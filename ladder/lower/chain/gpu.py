@@ -18,6 +18,7 @@ from tvm import tirx
 from ladder.ir.extents import product
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.bins import Bins, bin_blocks
 from ladder.lower.chain.column_reductions import ColumnReductions
 from ladder.lower.chain.column_scans import ColumnScans, scans_columns
 from ladder.lower.chain.cuda import CudaDialect
@@ -174,25 +175,27 @@ class VectorLoops:
     def of_one_width(self, plans: list[Piece]) -> list[Piece]:
         """Return pieces by vectors of as many elements, if they are whole results of one size.
 
-        Results of 16 and of 32 bits would else be computed apart, and what both read be read twice.
+        Results of 16 and of 32 bits would else be computed apart, and what both read be read twice. Of the
+        shortest vectors, if all may be of them: lanes that store two accesses of a result, one after the
+        other, write halves of sectors.
         """
         nest, widths = self.nest, {piece.width for piece in plans}
         sizes = {product(nest.graph.tile(piece.value).shape) for piece in plans}
         parts = len({piece.value for piece in plans}) < len(plans)
         if len(widths) == 1 or 1 in widths or len(sizes) > 1 or parts or nest.scatters:
             return plans
-        wide = ([piece._replace(width=width) for piece in plans] for width in sorted(widths, reverse=True))
-        return next((found for found in wide if all(map(self.may_be_of, plans, found))), plans)
+        alike = ([piece._replace(width=width) for piece in plans] for width in sorted(widths))
+        return next((found for found in alike if all(map(self.may_be_of, plans, found))), plans)
 
     def may_be_of(self, piece: Piece, other: Piece) -> bool:
-        """Tell whether a piece may be of the other's width: in no more memory instructions per element."""
+        """Tell whether a piece may be of the other's width: of fewer elements, or in no more instructions."""
         size = BYTES.get(stored_type(self.nest.graph.tile(piece.value).ttype.name), ACCESS_BYTES)
         known = isinstance(piece.start, int) and isinstance(piece.stop, int)
         if not known or (piece.stop - piece.start) % other.width or size * other.width > 2 * ACCESS_BYTES:
             return False
         ends = (piece.start, piece.stop) if piece.merged == 1 else None
         costs = [self.instructions(piece.value, piece.merged, p.width, ends) for p in (other, piece)]
-        return costs[0] <= costs[1]
+        return costs[0] <= costs[1] or (other.width < piece.width and costs[0] < float("inf"))
 
     def may_be_side_by_side(self, counts: Sequence[Expr]) -> bool:
         """Whether pieces, or all but the largest, are few enough for threads of their own beside the others.
@@ -464,11 +467,14 @@ class GpuChain:
     """One kernel of a chain; parameters as `GpuNest`."""
 
     def __init__(self, chain: Chain, dialect: Dialect, mapping: Mapping, cheap: bool = False) -> None:
-        self.nest = GpuNest(chain, dialect, mapping, cheap)
+        self.blocks = bin_blocks(chain, dialect.device)
+        self.nest = GpuNest(chain, dialect, Mapping() if self.blocks else mapping, cheap)
 
     def emit(self) -> None:
         nest = self.nest
-        if nest.mapping.tile[0]:
+        if self.blocks:
+            Bins(nest, self.blocks).emit()
+        elif nest.mapping.tile[0]:
             emit_tiles(nest)
         elif nest.lanes == 1:
             VectorLoops(nest).emit()

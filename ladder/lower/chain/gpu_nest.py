@@ -18,11 +18,11 @@ from tvm.script import tirx as T
 
 from ladder.ir import scalars
 from ladder.ir.extents import product
-from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
+from ladder.ir.graph import Node
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.approximation import approximable
+from ladder.lower.chain.bins import Bins
 from ladder.lower.chain.clamping import clamped_axes
 from ladder.lower.chain.combining import storing
 from ladder.lower.chain.dialect import Dialect, Early
@@ -34,6 +34,7 @@ from ladder.lower.chain.divisions import (
     quotient,
 )
 from ladder.lower.chain.element_types import stored_type
+from ladder.lower.chain.exact_products import is_exact_product
 from ladder.lower.chain.gathers import reads_rows
 from ladder.lower.chain.indices import Index, variables_of
 from ladder.lower.chain.joins import before_the_last, computed_apart
@@ -47,26 +48,6 @@ from ladder.movement.mapping import Mapping, row_width
 from ladder.movement.whole_rows import of_rows_alone, reads_whole_rows, rows_beside, whole_rows
 from ladder.partition.rows import REDUCTIONS
 from schedules.schedule import check
-
-
-def is_exact_product(graph: Graph, node: Node) -> bool:
-    """Tell whether a float32 product is exact, of halves as they lie in memory: it is added in one step."""
-    if node.operator != "mul" or node.tile.ttype.name != "float32":
-        return False
-    return all(_is_stored_half(graph, value) for value in node.inputs)
-
-
-def _is_stored_half(graph: Graph, value: str) -> bool:
-    """Tell whether a value has elements of an input of float16, or zeros, as float32."""
-    node = graph.producer(value)
-    while node.operator in ("convert", "map") or (
-        node.inputs and get_operator(node.operator).engine == "view"
-    ):
-        if len(node.inputs) > 1 or node.tile.ttype.name not in ("float16", "float32"):
-            return False
-        node = graph.producer(node.inputs[0])
-    return get_operator(node.operator).role == "input" and node.tile.ttype.name == "float16"
-
 
 LINE, MOST_PREFETCHED_BYTES = 128, 16 << 10
 """Bytes of a cache line, and of the largest input that is prefetched."""
@@ -138,6 +119,8 @@ class GpuNest(Nest):
                 self.values.zeroed.add(node.name)
         self.count = known(self.extent(product(graph.tile(graph.outputs[0]).shape[: self.rows])))
         """Rows."""
+        self.bins: Bins | None = None
+        """Places of a block's own that it sums into."""
         self.slot = 0
         self.scan_slots: list[int] = []
         """Where scans leave what warps found: two places by turns, between which there is a barrier."""

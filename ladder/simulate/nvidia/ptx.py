@@ -131,7 +131,7 @@ COMBINE: dict[str, Any] = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def _combine(t: Translator, call: CallView) -> Step:
-    """Combine with what is in global memory, one element after the other."""
+    """Combine with what is in global or shared memory, one element after the other."""
     kind = np.dtype(next(COMBINED[m] for m in reversed(call.modifiers) if m in COMBINED))
     operation = next(COMBINE[m] for m in call.modifiers if m in COMBINE)
     halves = any(m.endswith("x2") for m in call.modifiers)
@@ -141,7 +141,11 @@ def _combine(t: Translator, call: CallView) -> Step:
 
     def action(c: Cohort) -> None:
         data = to_bytes(values(c)).view(kind)
-        c.machine.memory.combine_global(c, target(c), data, operation, statement)
+        at, memory = target(c), c.machine.memory
+        if isinstance(at, Pointer) and at.space == "global":
+            memory.combine_global(c, at, data, operation, statement)
+        else:
+            memory.combine_shared(c, _shared(at), data, operation, statement)
 
     return action
 
