@@ -61,13 +61,8 @@ accumulator where `scales_sums` says so. Tokens are not spread evenly: a tile ha
 beyond the last, for two standard deviations of a random spread."""
 
 STORED_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
-    4: (
-        GpuSchedule("gemv", 8, stages=2, warps=8, split_k=4, warp_rows=32),
-        GpuSchedule("gemv", 8, stages=4, warps=4),
-        GpuSchedule("wgmma", 16, 64, 128, stages=5, warps=4),
-        GpuSchedule("mma", 16, 64, 128, stages=4, warps=4),
-    ),
     8: (
+        GpuSchedule("wgmma", 16, 128, 128, stages=5, warps=8, persistent=True),
         GpuSchedule("wgmma", 16, 64, 128, stages=5, warps=4),
         GpuSchedule("mma", 16, 64, 128, stages=4, warps=4),
     ),
@@ -76,16 +71,27 @@ STORED_TILES: Mapping[int, tuple[GpuSchedule, ...]] = {
         GpuSchedule("mma", 32, 64, 128, stages=3, warps=4),
     ),
     32: (
-        GpuSchedule("wgmma", 48, 128, 64, stages=4, warps=8),
+        GpuSchedule("wgmma", 48, 128, 128, stages=4, warps=8, persistent=True),
         GpuSchedule("mma", 64, 64, 64, stages=4, warps=4),
     ),
     64: (
-        GpuSchedule("wgmma", 80, 128, 64, stages=4, warps=8),
+        GpuSchedule("wgmma", 80, 256, 64, stages=4, warps=8, persistent=True),
         GpuSchedule("mma", 64, 64, 64, stages=4, warps=4),
     ),
+    80: (GpuSchedule("wgmma", 112, 128, 64, stages=5, warps=8, persistent=True),),
+    96: (GpuSchedule("wgmma", 128, 128, 64, stages=5, warps=8, persistent=True),),
+    136: (GpuSchedule("wgmma", 160, 128, 64, stages=4, warps=8, persistent=True),),
+    160: (GpuSchedule("wgmma", 192, 128, 64, stages=4, warps=8, persistent=True),),
+    216: (GpuSchedule("wgmma", 256, 128, 64, stages=4, warps=8, persistent=True),),
+    320: (GpuSchedule("wgmma", 128, 192, 64, stages=4, warps=12, persistent=True),),
+    8192: (GpuSchedule("wgmma", 256, 128, 64, stages=4, warps=8, persistent=True),),
 }
-"""The same of matrices that are not packed, by reckoning: two blocks of a multiprocessor have as many bytes
-in flight as memory answers for."""
+"""The same of matrices that are not packed, measured on an H200; of ``mma`` by reckoning. Memory binds up to
+some hundred tokens, and a tile of all of an expert's reads its matrix once."""
+
+FEW_COLUMNS, SHORT_STEPS = 16, 16
+"""Tokens of a tile, and packed tiles along K, up to which blocks that walk over tiles are faster than one for
+each, whose starts and ends show (OLMoE's 2048x1024)."""
 
 LEAST_STEPS = 8
 """Packed tiles along K that a slice of K must have to pay (Qwen3-30B-A3B's 2048x768)."""
@@ -111,9 +117,10 @@ def expert_tile(gemm: Gemm, device: TileDevice, m: int) -> GpuSchedule | None:
     spilling, usual = seen_spilling(gemm, device), placement_for(gemm)
     for tile in tiles:
         on_sums, slices = tile.placement == "accumulator", k_slices(tile)
-        if (on_sums and not scales_sums(gemm)) or (
-            slices > 1 and padded(gemm.k) // TILE // slices < LEAST_STEPS
-        ):
+        steps = padded(gemm.k) // TILE
+        if (on_sums and not scales_sums(gemm)) or (slices > 1 and steps // slices < LEAST_STEPS):
+            continue
+        if tile.persistent and tile.tile_m <= FEW_COLUMNS and steps > SHORT_STEPS:
             continue
         placed = tile if on_sums else replace(tile, placement=usual)
         if is_legal(gemm, device, placed) and not spills_like_any(gemm, device, placed, spilling):

@@ -280,7 +280,7 @@ def make_plan(gemm: Gemm, device: TileDevice, tuning: TuningDatabase | None = No
     tuning: Measured schedules; used where present and legal, the cost model decides otherwise.
     Returns Plan: Neighbouring ranges with the same schedule are one entry.
     """
-    if device.is_gpu and gemm.slots:
+    if device.is_gpu and gemm.slots and not gemm.stored:
         return Plan(((LARGEST_M, _slots_choice(gemm, device)),))
     if device.is_gpu and gemm.experts:
         return _merged((m, _expert_choice(gemm, device, m)) for m in sorted({*tiles_of(gemm), *GPU_BUCKETS}))

@@ -75,7 +75,7 @@ def _wmma(feature: str) -> Rule:
 RULES: Mapping[str, Rule] = {
     "gemv": Rule(
         "ldmatrix",
-        frozenset({"experts", "token_group", "gate", "rows"}),
+        frozenset({"experts", "token_group", "gate"}),
         tile_m=(8, 16),
         tile_n=(64,),
         tile_k=(64,),

@@ -8,6 +8,7 @@ device where groups end, and the matrices in place, whichever of their axes lies
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -22,6 +23,8 @@ from schedules.dense import serves_experts
 from targets import TileDevice, get_device
 
 SCHEMA = "grouped_product(Tensor x, Tensor matrices, Tensor ends, bool whole) -> Tensor"
+
+NAMED_SCHEMA = "named_product(Tensor x, Tensor matrices, Tensor experts, bool whole) -> Tensor"
 
 TYPES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
@@ -61,12 +64,38 @@ def multiply(x: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor, whole:
     request = _request(x, matrices)
     if request is None:
         return original(whole)(x, matrices, ends)
-    make = torch.zeros if whole else torch.empty
-    y = make((len(x), matrices.shape[2]), dtype=x.dtype, device=x.device)
+    return _launched(request, x, matrices, ends, whole)
+
+
+def multiply_named(
+    x: torch.Tensor, matrices: torch.Tensor, experts: torch.Tensor, whole: bool
+) -> torch.Tensor:
+    """Multiply each row by the matrix that it names.
+
+    experts: int32 ``[T]``; rows with numbers that are no matrix are rows of no group.
+    The others: As for `multiply`.
+    """
+    request = _request(x, matrices, len(x))
+    if request is None:
+        return _sorted(x, matrices, experts, whole)
+    return _launched(request, x, matrices, experts, whole)
+
+
+def _sorted(x: torch.Tensor, matrices: torch.Tensor, experts: torch.Tensor, whole: bool) -> torch.Tensor:
+    """Multiply rows sorted by their matrices, and return them in their own order."""
+    found, order = torch.sort(experts)
+    ends = torch.searchsorted(found, torch.arange(len(matrices), device=x.device), right=True)
+    y = original(whole)(x[order], matrices, ends.to(torch.int32))
+    return torch.empty_like(y).index_copy_(0, order, y)
+
+
+def _launched(
+    request: Request, x: torch.Tensor, matrices: torch.Tensor, ranges: torch.Tensor, whole: bool
+) -> torch.Tensor:
+    y = (torch.zeros if whole else torch.empty)((len(x), matrices.shape[2]), dtype=x.dtype, device=x.device)
     weight = matrices if request.gemm.stored == "columns" else matrices.mT
-    kernel = compiled(request.text, x.device)
-    rows = x.resolve_neg()
-    at_once(kernel, Operands(rows, (weight,), ends.to(torch.int32), None, None, y), 0)
+    operands = Operands(x.resolve_neg(), (weight,), ranges.to(torch.int32), None, None, y)
+    at_once(compiled(request.text, x.device), operands, 0)
     return y
 
 
@@ -77,23 +106,23 @@ def original(whole: bool) -> Callable[..., torch.Tensor]:
     return torch.ops.aten._grouped_mm.default
 
 
-def _request(x: torch.Tensor, matrices: torch.Tensor) -> Request | None:
+def _request(x: torch.Tensor, matrices: torch.Tensor, slots: int = 0) -> Request | None:
     """Return what a kernel of ours is asked for; None where the program's own operator serves."""
     experts, k, n = matrices.shape
     stored = stored_as(matrices) if x.dtype is matrices.dtype and x.dtype in TYPES else ""
     if not stored or not len(x) or max(len(x) * k, len(x) * n, matrices.numel()) > MOST_COUNTED:
         return None
-    return _chosen(TYPES[x.dtype], experts, n, k, stored, x.device, len(x))
+    return _chosen(TYPES[x.dtype], experts, n, k, stored, x.device, len(x), slots)
 
 
 @lru_cache(maxsize=1024)
 def _chosen(
-    dtype: str, experts: int, n: int, k: int, stored: str, where: torch.device, rows: int
+    dtype: str, experts: int, n: int, k: int, stored: str, where: torch.device, rows: int, slots: int
 ) -> Request | None:
     device = get_device(target_of(where))
     if not can_serve(device, dtype, k, n):
         return None
-    gemm = problem(dtype, experts, n, k, stored)
+    gemm = replace(problem(dtype, experts, n, k, stored), slots=slots)
     return Request(gemm, device.name) if serves_experts(device, gemm, rows) else None
 
 
@@ -101,6 +130,10 @@ def _shape(x: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor, whole: b
     """Tell shape and type of the result."""
     return x.new_empty((x.shape[0], matrices.shape[2]))
 
+
+named_product: Callable[..., torch.Tensor] = define(NAMED_SCHEMA, multiply_named, _shape, ("CUDA",))
+"""``named_product(x, matrices, experts, whole)``: the registered operator."""
+torch.library.register_autograd("ladder::named_product", refuse_gradient, lib=library)
 
 grouped_product: Callable[..., torch.Tensor] = define(SCHEMA, multiply, _shape, ("CUDA",))
 """``grouped_product(x, matrices, ends, whole)``: the registered operator."""

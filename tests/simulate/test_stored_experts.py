@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import BOUNDS, NUMPY, SimulatedKernel, gemv, mma, wgmma
+from problems import BOUNDS, NUMPY, SimulatedKernel, mma, wgmma
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
@@ -25,8 +25,6 @@ from targets import get_device
 ORDERS = ("rows", "columns")
 
 CASES: dict[str, tuple[str, GpuSchedule, tuple[str, ...]]] = {
-    "gemv": ("sm_90a", gemv(stages=4, warps=4), ("rows",)),
-    "gemv, slices": ("sm_80", gemv(tile_m=16, stages=2, warps=8, split_k=4, warp_rows=32), ("rows",)),
     "mma": ("sm_80", mma(), ORDERS),
     "mma, wide": ("sm_80", mma(tile_m=64, tile_n=128, tile_k=128, stages=2, warps=8), ORDERS),
     "wgmma": ("sm_90a", wgmma(tile_n=64, tile_k=64, stages=4), ORDERS),
@@ -71,7 +69,7 @@ class Experts:
         return y
 
 
-HALVES = [("gemv", "rows"), ("mma", "columns"), ("wgmma", "rows")]
+HALVES = [("mma", "columns"), ("wgmma", "rows")]
 """What is tried in float16 too: only instructions of products differ."""
 
 
@@ -103,7 +101,7 @@ def test_what_is_not_finite_stays_with_its_expert_and_row(case: str, order: str)
     assert np.allclose(found, exact, rtol=0.05, atol=1.0, equal_nan=True)
 
 
-@pytest.mark.parametrize("case", ["gemv", "wgmma", "wgmma, walking"])
+@pytest.mark.parametrize("case", ["mma", "wgmma", "wgmma, walking"])
 @pytest.mark.parametrize("ends", [(2, 2, 30, 99), (-4, 3, 9, 12), (9, 5, 5, 5)])
 def test_ends_that_are_no_rows_of_x_stay_within_it(case: str, ends: tuple[int, ...]) -> None:
     experts = Experts((4, 4, 4, 4), 72, 72, 0, "float16")
@@ -113,6 +111,22 @@ def test_ends_that_are_no_rows_of_x_stay_within_it(case: str, ends: tuple[int, .
     for low, high in pairwise((0, *ends)):
         owned[max(low, 0) : max(min(high, 16), 0)] = True
     assert (np.isnan(found).all(axis=1) == ~owned).all()
+
+
+@pytest.mark.parametrize(("case", "order"), EACH)
+def test_rows_that_name_their_experts(case: str, order: str) -> None:
+    arch, schedule, _ = CASES[case]
+    named = replace(problem("bfloat16", 1, 64, 64, order), slots=1)
+    kernel = SimulatedKernel(emit(named, get_device(f"cuda/{arch}"), schedule, "simulated"))
+    experts, owners = Experts((3, 3), 72, 200, 0, "bfloat16"), (1, 0, 2, 1, -1, 0)
+    experts.ends = np.array(owners, np.int32)
+    found = experts.run(kernel, order)
+    for row, owner in enumerate(owners):
+        if owner not in (0, 1):
+            assert np.isnan(found[row]).all(), "stored rows of no expert"
+            continue
+        exact = experts.w[owner].astype(np.float64) @ experts.x[row].astype(np.float64)
+        assert np.linalg.norm(found[row] - exact) <= BOUNDS["bfloat16"] * np.linalg.norm(exact)
 
 
 class Launches:
@@ -158,6 +172,23 @@ def test_the_operator_reads_matrices_in_place(
         torch.testing.assert_close(found[start:stop], x[start:stop] @ matrices[e], rtol=2e-3, atol=2e-2)
 
 
+def test_the_operator_of_rows_that_name_their_matrices(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    stored, x = torch.randn(3, 48, 72).bfloat16(), torch.randn(4, 72).bfloat16()
+    experts = torch.tensor([2, 0, 3, 2], dtype=torch.int32)
+    found = stored_experts.multiply_named(x, stored.mT, experts, True)
+    assert launches.orders == ["rows"]
+    assert not found[2].any()
+    monkeypatch.setattr(stored_experts, "_request", lambda *asked: None)
+    monkeypatch.setattr(stored_experts, "original", lambda whole: torch.ops.aten._grouped_mm.default)
+    again = stored_experts.multiply_named(x, stored.mT, experts, False)
+    for row, e in ((0, 2), (1, 0), (3, 2)):
+        torch.testing.assert_close(found[row], stored[e] @ x[row], rtol=2e-2, atol=0.1)
+        torch.testing.assert_close(again[row], stored[e] @ x[row], rtol=2e-2, atol=0.1)
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_lies_otherwise_is_the_programs_own_operators(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, whole: bool
@@ -182,7 +213,7 @@ def test_what_lies_otherwise_is_the_programs_own_operators(
 
 def test_volta_has_no_kernels() -> None:
     gemm = problem("float16", 4, 64, 64, "rows")
-    assert not any(is_legal(gemm, get_device("cuda/sm_70"), schedule) for schedule in (gemv(), mma()))
+    assert not is_legal(gemm, get_device("cuda/sm_70"), mma())
     assert is_legal(gemm, get_device("cuda/sm_75"), mma())
 
 

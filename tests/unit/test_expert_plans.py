@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ladder.ir.gemm import Gemm
+from ladder.runtime.stored_experts import problem
 from schedules import spilling
 from schedules.legal import is_legal
 from schedules.policy import avoid, make_plan
@@ -27,6 +28,22 @@ def test_experts(name: str, activation: str) -> None:
     assert isinstance(last, GpuSchedule)
     assert (first.pipeline, last.pipeline) == ("gemv", "wgmma" if name == "cuda/sm_90a" else "mma")
     assert first.placement == ("operand" if activation == "float16" else "accumulator")
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.parametrize(
+    ("name", "pipeline"), [("cuda/sm_75", "mma"), ("cuda/sm_80", "mma"), ("cuda/sm_90a", "wgmma")]
+)
+def test_matrices_as_they_lie(name: str, pipeline: str, order: str) -> None:
+    device = get_device(name)
+    for k in (768, 4096):
+        gemm = problem("float16", 1, 8 * 2048, k, order)
+        entries = make_plan(gemm, device).entries
+        assert all(is_legal(gemm, device, schedule) for _, schedule in entries)
+        assert {schedule.pipeline for _, schedule in entries} == {pipeline}
+        if pipeline == "wgmma":
+            few = entries[0][1]
+            assert (few.tile_m, few.persistent) == (16, k == 768)
 
 
 def test_groups_of_tokens() -> None:

@@ -5,9 +5,7 @@ Index functions work on Python integers and on TIR expressions alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
@@ -44,42 +42,15 @@ def word_source(lanes: LaneMap, lane: Expr, index: int) -> tuple[Expr, Expr, Exp
     return row, index, word
 
 
-@dataclass(frozen=True)
-class SpanSource:
-    """How the lanes of a warp load a span.
-
-    place: Lane -> the activation row and the chunk whose address it gives.
-    spelling: The instruction.
-    """
-
-    place: Callable[[Expr], tuple[Expr, Expr]]
-    spelling: str
-
-
-MATRICES = SpanSource(matrix_source, LOAD_SPAN)
-"""In the order of K."""
-
-OWN_CHUNKS = SpanSource(lambda lane: (lane // 4, lane % 4), "ld.shared.v4.u32")
-"""Each lane one chunk, whose pairs are its b0, b1 of both steps: K is permuted within the span."""
-
-
 class SpanLoader:
     """Emits loads of the B operands of a span: four registers per eight activation rows.
 
     lane: Lane of the warp.
     last: Row that stands for every row after it (rows beyond M repeat a real one), or None.
-    source: How lanes load.
     """
 
-    def __init__(
-        self,
-        lanes: LaneMap,
-        lane: Expr,
-        tile: ActivationTile,
-        last: Expr | None = None,
-        source: SpanSource = MATRICES,
-    ) -> None:
-        self.lanes, self.lane, self.tile, self.last, self.source = lanes, lane, tile, last, source
+    def __init__(self, lanes: LaneMap, lane: Expr, tile: ActivationTile, last: Expr | None = None) -> None:
+        self.lanes, self.lane, self.tile, self.last = lanes, lane, tile, last
 
     def _row(self, row: Expr) -> Expr:
         return row if self.last is None else T.min(row, self.last)
@@ -95,9 +66,9 @@ class SpanLoader:
                 at = self.tile.word(self._row(first_row + row), chunk + piece) + word
                 b.store(out, shared[(*base, at)], i)
             return
-        row, piece = self.source.place(self.lane)
+        row, piece = matrix_source(self.lane)
         at = self.tile.word(self._row(first_row + row), chunk + piece)
-        b.ptx(self.source.spelling, *(out[i] for i in range(4)), shared.ptr_to([*base, at]))
+        b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), shared.ptr_to([*base, at]))
 
 
 class RunLoader:
@@ -107,7 +78,7 @@ class RunLoader:
     when the kernel is emitted: a lane then keeps the addresses of its two halves of such a row,
     which differ in one bit, and everything else is an immediate offset.
 
-    lanes, lane, tile, last, source: As for `SpanLoader`; rows of ``tile`` are multiples of 8 chunks.
+    lanes, lane, tile, last: As for `SpanLoader`; rows of ``tile`` are multiples of 8 chunks.
     blocks: Blocks of eight activation rows.
     shared: The uint32 buffer that holds the tile.
     aligned: Whether runs start at multiples of eight chunks.
@@ -123,11 +94,10 @@ class RunLoader:
         shared: Any,
         *,
         aligned: bool,
-        source: SpanSource = MATRICES,
     ) -> None:
-        self.general = SpanLoader(lanes, lane, tile, b.keep(last), source)
+        self.general = SpanLoader(lanes, lane, tile, b.keep(last))
         self.shared, self.start = shared, b.Variable("int32", 0)
-        row, piece = source.place(lane)
+        row, piece = matrix_source(lane)
         rows = (T.min(block * 8 + row, last) for block in range(blocks if aligned else 0))
         self.rows = [b.keep(tile.word(row, piece)) for row in rows]
         self.addresses = [b.Variable("uint32", T.uint32(0)) for _ in self.rows]
@@ -152,8 +122,7 @@ class RunLoader:
             return
         whole, part = divmod(chunk, 8)
         address = self.addresses[block].value ^ T.uint32(part // SPAN_CHUNKS * HALF_BYTES)
-        place = address + T.uint32(whole * 8 * CHUNK_BYTES)
-        b.ptx(self.general.source.spelling, *(out[i] for i in range(4)), place)
+        b.ptx(LOAD_SPAN, *(out[i] for i in range(4)), address + T.uint32(whole * 8 * CHUNK_BYTES))
 
 
 class Copier:

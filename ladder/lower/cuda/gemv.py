@@ -33,7 +33,6 @@ from ladder.lower.gpu.instructions import STEP_COLUMNS
 from ladder.lower.gpu.tile_multiplier import TileMultiplier, WideningMultiplier
 from schedules.footprint import X_BUFFERS
 from schedules.group_values import shares_values
-from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
@@ -169,7 +168,7 @@ class Gemv:
         x.fill()
         if memory.table is not None:  # while loads are in flight; a barrier comes before the first tile
             spec.decoder.fill_table(memory.table.buffer, thread, geo.threads)
-        for half in range(geo.halves if place.args.row_scale is not None else 0):
+        for half in range(geo.halves):
             with b.when(thread < geo.columns):
                 row = place.first_row + half * place.args.n + thread
                 b.ptx("prefetch.global.L2", place.args.row_scale.ptr_to([row]))
@@ -180,9 +179,7 @@ class Gemv:
         iteration = Iteration(spec, place, memory, cursor, weights, x, multiplier)
         tiles, own = geo.iteration_tiles, place.share
         # Counted down: ptxas would compute a bound anew in every iteration.
-        # Of a matrix that is not packed, the last tile may end before its columns do.
-        count = T.truncdiv(place.args.k_x, TILE) if spec.gemm.stored else own.count
-        whole = T.max(count // tiles - 1, 0)
+        whole = T.max(own.count // tiles - 1, 0)
         for guarded, count in ((False, whole), (True, (own.count + tiles - 1) // tiles - whole)):
             left = b.Variable("int32", count)
             with b.repeat_while(left.value > 0):

@@ -15,7 +15,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda.activations import MATRICES, OWN_CHUNKS, SPAN_CHUNKS, Copier, RunLoader, SpanLoader
+from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier, RunLoader, SpanLoader
 from ladder.lower.cuda.gemv_geometry import Spec
 from ladder.lower.cuda.gemv_place import Place, Warp
 from ladder.lower.gpu.accumulators import ONES
@@ -147,9 +147,8 @@ class Activations:
         aligned = geo.run * geo.tile_chunks % 8 == 0 and not lanes.partial_lanes
         last = place.m_count - 1
         self.loader = RunLoader(
-            lanes, place.warp.lane, self.tile, spec.row_blocks, last, shared,
-            aligned=aligned, source=OWN_CHUNKS if spec.gemm.stored else MATRICES,
-        )  # fmt: skip
+            lanes, place.warp.lane, self.tile, spec.row_blocks, last, shared, aligned=aligned
+        )
 
     def _units(self, shift: Expr) -> Expr:
         """Return the units of rounds that a buffer holds of each activation row."""

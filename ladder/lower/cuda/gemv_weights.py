@@ -13,9 +13,7 @@ values of one row for two neighbouring groups into a word of each lane that need
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from itertools import product
 from typing import Any
 
 from tvm.script import tirx as T
@@ -35,9 +33,6 @@ PIECE_ROWS = 8
 """Rows of a piece: 16 bytes, and a row of a matrix that ldmatrix loads."""
 
 LANES = 32
-
-RUN, SPAN = 8, 32
-"""Elements that a lane loads at once of a row that is not packed, and those of two steps of K."""
 
 LOAD_PIECE = "ld.global.L1::no_allocate.v4.u32"
 
@@ -255,14 +250,8 @@ class Cursor:
     def __init__(self, spec: Spec, place: Place) -> None:
         geo, first = spec.geo, place.share.first_run + place.warp.slice
         self.spec, self.share = spec, place.share
-        self.rows: list[b.Variable] = []
         self.run = b.Variable("int32", first)
         """The run being multiplied, counted over all slices."""
-        if spec.gemm.stored:
-            self.words = {}
-            self.rows = [b.Variable("int64", at) for at in self._rows(place, first)]
-            """Where the lane's elements of the run start, of rows g and g + 8 of each fragment."""
-            return
         tile = place.warp.strip // geo.tile_strips * place.args.k_tiles + first * geo.run
         start = b.bind(tile * spec.groups.tile_words)
         self.words = {
@@ -280,17 +269,6 @@ class Cursor:
         self.run.set(self.run.value + self.spec.schedule.split_k)
         for at in self.words.values():
             at.set(at.value + T.int64(self.spec.geo.round_tiles * self.spec.groups.tile_words))
-        for at in self.rows:
-            at.set(at.value + T.int64(self.spec.geo.round_tiles * TILE))
-
-    def _rows(self, place: Place, first: Expr) -> Iterator[Expr]:
-        """Yield where rows g and g + 8 of each fragment of a matrix that is not packed start; N repeats."""
-        args, lane = place.args, place.warp.lane
-        column = b.bind(first * (self.spec.geo.run * TILE) + lane % 4 * RUN)
-        matrix = T.Cast("int64", args.words.expert) * T.Cast("int64", args.n)
-        for part in range(2 * self.spec.geo.row_blocks):
-            row = T.min(place.column + part * PIECE_ROWS + lane // 4, args.n - 1)
-            yield (matrix + T.Cast("int64", row)) * T.Cast("int64", args.k_x) + T.Cast("int64", column)
 
 
 class Weights:
@@ -321,10 +299,7 @@ class Weights:
         gemm, inside = self.spec.gemm, self.cursor.inside
         with b.when(inside(distance) if guarded else True):
             for block, words in enumerate(self.words[slot]):
-                if gemm.stored:
-                    self._load_rows(words, block, distance, guarded)
-                else:
-                    self._load_words(words, block, distance)
+                self._load_words(words, block, distance)
         before = self.values.due(slot)
         if before is not None and (gemm.scale or gemm.zero != "none"):
             with b.when(inside(distance - before) if guarded else True):
@@ -333,31 +308,6 @@ class Weights:
     def begin(self, slot: int, *, guarded: bool) -> None:
         """Emit what the run that begins with a slot needs before its first tile."""
         self.values.share(slot, self.cursor.inside(0) if guarded else True)
-
-    def _load_rows(self, target: Any, block: int, distance: int, guarded: bool) -> None:
-        """Emit the loads of a thread's elements of one fragment of a tile of a matrix that is not packed.
-
-        A lane takes eight neighbouring elements of K for its four of either of two steps, as `RowLoader` does
-        of x: K is permuted alike in both. Beyond K they are zeros.
-        """
-        tensor, k = self.place.args.words.tensor, self.place.args.k_x
-        run = self.cursor.run.value * self.spec.geo.run
-        for part, half in product(range(TILE // SPAN), range(2)):
-            at = self.cursor.rows[2 * block + half].value + T.int64(distance * TILE + part * SPAN)
-            registers = [target[8 * part + place + half] for place in (0, 2, 4, 6)]
-
-            def load(registers: list[Expr] = registers, at: Expr = at) -> None:
-                b.ptx(LOADS[4], *registers, tensor.ptr_to([0, 0, at]))
-
-            def clear(first: int = 8 * part + half) -> None:
-                for place in (0, 2, 4, 6):
-                    b.store(target, T.uint32(0), first + place)
-
-            if guarded:
-                column = (run + distance) * TILE + part * SPAN + self.place.warp.lane % 4 * RUN
-                b.either(column < k, load, clear)
-            else:
-                load()
 
     def _load_words(self, target: Any, block: int, distance: int) -> None:
         """Emit the loads of a thread's words of one fragment's rows of a tile."""

@@ -17,12 +17,17 @@ CALLS: Mapping[str, bool] = {
 """Operators that multiply rows by the matrix of their group -> whether rows of no group are zeros."""
 
 PRODUCT = "ladder.grouped_product.default"
+SLOTTED = "ladder.named_product.default"
+"""The same of rows each of which names its matrix."""
+
+COPIED = "ladder.laid_out.default"
 
 
 def with_grouped_products(graph: Graph, device: TileDevice) -> Graph:
     """Return a graph whose grouped products are calls of `ladder.runtime.stored_experts.grouped_product`.
 
-    That looks at how matrices lie, and calls the program's own operator where no kernel reads them so.
+    That looks at how matrices lie, and calls the program's own operator where no kernel reads them so; rows
+    may lie in any way.
     """
     return replace(graph, nodes=tuple(_rewritten(graph, node, device) for node in graph.nodes))
 
@@ -43,4 +48,7 @@ def _rewritten(graph: Graph, node: Node, device: TileDevice) -> Node:
     if not can_serve(device, dtype, int(shape[1]), int(shape[2])):
         return node
     given |= {"target": PRODUCT, "arguments": (*given["arguments"], whole)}
-    return replace(node, attributes=tuple(sorted(given.items())))
+    rows = graph.producer(node.inputs[0])
+    laid = rows.operator == "call" and node_attributes(rows)["target"] == COPIED
+    inputs = (rows.inputs[0] if laid else node.inputs[0], *node.inputs[1:])
+    return replace(node, inputs=inputs, attributes=tuple(sorted(given.items())))

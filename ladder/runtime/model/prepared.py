@@ -36,6 +36,7 @@ from ladder.runtime.model.library import is_onnx, resolve
 from ladder.runtime.model.parameters import with_made, with_parameters_computed
 from ladder.runtime.model.program import Program, Source
 from ladder.runtime.model.prologues import described
+from ladder.runtime.model.unsorted_rows import with_unsorted_rows
 from ladder.runtime.packed import gemm_from_dict
 from schedules.policy import make_plan
 from targets import TileDevice
@@ -176,7 +177,7 @@ def simplified(program: Program, device: TileDevice) -> Program:
     folded = fold(graph, () if program.precise else plain)
     program = with_parameters_computed(with_made(program, folded))
     program = with_own_results(program)
-    graph = with_own_numbers(with_grouped_products(program.graph, device))
+    graph = with_own_numbers(with_unsorted_rows(with_grouped_products(program.graph, device)))
     return replace(program, graph=with_own_bases(graph, updated_inputs(program, graph)))
 
 
