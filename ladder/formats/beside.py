@@ -163,12 +163,15 @@ def warn_of_attention(file: Path, content: Mapping[str, Any]) -> None:
 def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a configuration, in lower case, and those that it gives groups or layers their own.
 
-    Names with dots are those of layers (MLX), not of fields.
+    Names with dots are those of layers (MLX), not of fields. What a switch that is off would do with says
+    nothing (SDNQ: ``use_svd``, ``svd_rank``).
     """
     own = [config[name] for name in OWN_FIELDS if isinstance(config.get(name), dict)]
     each = (fields for layers in own for fields in layers.values() if isinstance(fields, dict))
     for fields in (config, *each):
-        yield from ((str(key).lower(), value) for key, value in fields.items() if "." not in str(key))
+        lower = {str(key).lower(): value for key, value in fields.items() if "." not in str(key)}
+        off = {key for key in lower if lower.get("use_" + key.partition("_")[0], True) in NOTHING}
+        yield from ((key, value) for key, value in lower.items() if key not in off)
 
 
 def _require_merged(algorithms: Any) -> None:

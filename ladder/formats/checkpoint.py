@@ -24,6 +24,7 @@ from ladder.formats import (
     native,
     quanto,
     quark,
+    sdnq,
     torchao,
 )
 from ladder.formats.beside import (
@@ -68,6 +69,7 @@ FORMATS = (
     *gemma.FORMATS,
     *quark.FORMATS,
     *quanto.FORMATS,
+    sdnq.FORMAT,
     modelopt.NVFP4,
     modelopt.MXFP4,
     modelopt.INT4,
