@@ -35,11 +35,13 @@ class Form:
     stacks: Their paths below the module: ``[E, N, K]``, or one matrix ``[E * N, K]``.
     transposed: Those whose matrices are ``[K, N]``.
     forward: The module's method once layers have taken the weights' places.
+    experts: The attribute that says how many experts compute; what a stack has behind them is not read.
     """
 
     stacks: tuple[str, ...]
     transposed: tuple[str, ...]
     forward: Callable[..., torch.Tensor]
+    experts: str = "num_experts"
 
 
 def form(module: torch.nn.Module) -> Form | None:
@@ -78,14 +80,17 @@ def home_of(stack: str) -> str:
 
 def number_of(module: torch.nn.Module) -> int:
     """Return how many experts there are."""
-    return int(module.num_experts)  # type: ignore[arg-type]
+    found = form(module)
+    assert found is not None
+    return int(getattr(module, found.experts))
 
 
 def as_matrix(module: torch.nn.Module, stack: str, weight: torch.Tensor) -> torch.Tensor:
     """Return a stacked weight as one matrix ``[E * N, K]``."""
     found = form(module)
     assert found is not None
-    each = weight.reshape(number_of(module), -1, weight.shape[-1])
+    each = weight[: number_of(module)] if weight.dim() == 3 else weight
+    each = each.reshape(number_of(module), -1, weight.shape[-1])
     return (each.transpose(1, 2) if stack in found.transposed else each).flatten(0, 1)
 
 
@@ -139,8 +144,9 @@ def uninstall(module: torch.nn.Module, like: torch.nn.Module, dtype: str) -> Non
         matrix = getattr(module, HOME)[home_of(name)].canonical.dequantize(dtype)
         each = matrix.view(number_of(module), -1, matrix.shape[1])
         each = each.transpose(1, 2) if name in found.transposed else each
-        each = each.reshape(held(like, name).shape).contiguous()
-        weight = torch.nn.Parameter(each, requires_grad=False)
+        whole = each.new_zeros(held(like, name).shape)
+        whole.view(-1)[: each.numel()] = each.reshape(-1)
+        weight = torch.nn.Parameter(whole, requires_grad=False)
         setattr(holder(module, name), name.rpartition(".")[2], weight)
     delattr(module, HOME)
     del module.forward  # the class's own
@@ -216,6 +222,38 @@ def forward_sorted(self: Any, inputs: torch.Tensor, expert_size: list[int]) -> t
     return y
 
 
+def forward_or_same(
+    self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """Return the weighted sum of each token's experts, of which those from E on give the token (LongCat)."""
+
+    def gated(product: torch.Tensor) -> torch.Tensor:
+        gate, up = product.chunk(2, dim=-1)
+        made: torch.Tensor = self.act_fn(gate) * up
+        return made
+
+    layers, experts = getattr(self, HOME), number_of(self)
+    y = mixture(hidden_states, top_k_index, top_k_weights, layers[GATED], gated, layers[DOWN], experts)
+    same = torch.where(top_k_index >= experts, top_k_weights, 0).sum(-1, keepdim=True)
+    return y + (hidden_states * same).to(y.dtype)
+
+
+def forward_shared(self: Any, hidden_states: torch.Tensor, gammas: torch.Tensor) -> torch.Tensor:
+    """Return the weighted sum of what all experts make of all tokens (Inkling).
+
+    hidden_states: ``[..., H]``.
+    gammas: ``[..., E]``.
+    """
+    layers, experts = getattr(self, HOME), number_of(self)
+    rows = hidden_states.reshape(-1, hidden_states.shape[-1]).repeat(experts, 1)
+    offsets = torch.arange(experts + 1, dtype=torch.int32, device=rows.device) * (len(rows) // experts)
+    product = self.act_fn(layers["gate_proj"](rows, offsets)) * layers[UP](rows, offsets)
+    product = product * gammas.reshape(-1, experts).t().reshape(-1, 1)
+    down = layers[DOWN](product.to(rows.dtype), offsets).float().unflatten(0, (experts, -1))
+    y: torch.Tensor = down.sum(0).to(rows.dtype).view(hidden_states.shape)
+    return y
+
+
 _MODELS = "transformers.models"
 FORMS = {
     (f"{_MODELS}.step3p7.modeling_step3p7", "Step3p7Experts"): Form((GATED, DOWN), (), forward),
@@ -224,6 +262,12 @@ FORMS = {
     ),
     (f"{_MODELS}.dbrx.modeling_dbrx", "DbrxExperts"): Form(
         ("mlp.w1", "mlp.v1", "mlp.w2"), ("mlp.w2",), forward_apart
+    ),
+    (f"{_MODELS}.longcat_flash.modeling_longcat_flash", "LongcatFlashExperts"): Form(
+        (GATED, DOWN), (), forward_or_same, "num_routed_experts"
+    ),
+    (f"{_MODELS}.inkling.modeling_inkling", "InklingSharedExperts"): Form(
+        ("gate_proj", UP, DOWN), (), forward_shared, "n_shared_experts"
     ),
     (f"{_MODELS}.jetmoe.modeling_jetmoe", "JetMoeParallelExperts"): Form(("weight",), (), forward_sorted),
 }

@@ -429,22 +429,23 @@ def names_in(model: Any, stored: Iterable[str]) -> dict[str, str]:
     """Return the names that a model has for stored tensors -> their names in the checkpoint.
 
     Of a stored name, what transformers' own rules for the architecture make of it, and either with the base
-    model's prefix, that name counts which leads deepest into the model.
+    model's prefix, that name counts of which the fewest parts lead to no module.
     """
     base = getattr(model, "base_model_prefix", "")
     modules = {name for name, _ in model.named_modules()}
     rules = [rule for rule in get_model_conversion_mapping(model) if isinstance(rule, WeightRenaming)]
 
-    def depth(name: str) -> int:
-        paths = accumulate(name.split("."), lambda path, part: f"{path}.{part}")
-        return sum(path in modules for path in paths)
+    def fit(name: str) -> tuple[int, int]:
+        paths = [*accumulate(name.split("."), lambda path, part: f"{path}.{part}")]
+        within = sum(path in modules for path in paths)
+        return within - len(paths), within
 
     def named(name: str) -> str:
         renamed = name
         for rule in rules:
             renamed = rule.rename_source_key(renamed)[0]
         found = (name, renamed)
-        return max((*found, *(f"{base}.{one}" for one in found if base)), key=depth)
+        return max((*found, *(f"{base}.{one}" for one in found if base)), key=fit)
 
     return {named(name): name for name in stored}
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import torch
 import ladder
 from benchmarks import zoo
 from ladder.api.grouped_linear import GroupedLinear, mixture
+from ladder.api.stacked_experts import uninstall
 
 transformers = pytest.importorskip("transformers", minversion="5")
 zoo.import_torchvision()
@@ -65,6 +69,40 @@ def test_experts_of_a_model_are_quantized_in_place(name: str) -> None:
             assert torch.allclose(model(tokens).logits, wanted, atol=2e-4, rtol=2e-3)
             assert torch.allclose(fast(tokens).logits, wanted, atol=2e-4, rtol=2e-3)
     assert fast.outcome == "whole"
+
+
+def routed(tokens: int) -> tuple[Any, ...]:
+    """Return inputs of LongCat's experts, of which those from 3 on give their tokens back."""
+    x, weights = torch.randn(tokens, 64), torch.rand(tokens, 2)
+    return x, torch.randint(0, 5, (tokens, 2)), weights
+
+
+def shared(tokens: int) -> tuple[Any, ...]:
+    return torch.randn(2, tokens, 64), torch.rand(2, tokens, 3)
+
+
+@pytest.mark.parametrize(
+    ("home", "kind", "inputs"),
+    [("longcat_flash", "LongcatFlashExperts", routed), ("inkling", "InklingSharedExperts", shared)],
+)
+def test_experts_beside_others(home: str, kind: str, inputs: Callable[[int], tuple[Any, ...]]) -> None:
+    torch.manual_seed(0)
+    fields = {"hidden_size": 64, "expert_ffn_hidden_size": 96, "moe_intermediate_size": 96}
+    fields |= {"n_routed_experts": 3, "zero_expert_num": 2, "n_shared_experts": 3, "hidden_act": "silu"}
+    name = f"transformers.models.{home}.modeling_{home}"
+    plain = getattr(importlib.import_module(name), kind)(SimpleNamespace(**fields)).eval()
+    for parameter in plain.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model = torch.nn.ModuleDict({"experts": copy.deepcopy(plain)})
+    ladder.quantize_(model, "int4", group_size=32)
+    same, experts = copy.deepcopy(model["experts"]), model["experts"]
+    uninstall(same, plain, "float32")
+    shapes = [parameter.shape for parameter in plain.parameters()]
+    assert sorted(parameter.shape for parameter in same.parameters()) == sorted(shapes)
+    with torch.no_grad():
+        for tokens in (5, 1, 0):
+            given = inputs(tokens)
+            assert torch.allclose(experts(*given), same(*given), atol=2e-4, rtol=2e-3)
 
 
 def test_rules_name_experts() -> None:

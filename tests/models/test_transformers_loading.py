@@ -18,7 +18,14 @@ from tile_types.errors import ShapeError, UnknownNameError
 
 transformers = pytest.importorskip("transformers", minversion="5")
 zoo.import_torchvision()
-from ladder.integrations.transformers import LadderConfig, LadderQuantizer, load_pretrained  # noqa: E402
+from transformers.core_model_loading import WeightRenaming  # noqa: E402
+
+from ladder.integrations.transformers import (  # noqa: E402
+    LadderConfig,
+    LadderQuantizer,
+    load_pretrained,
+    names_in,
+)
 
 pytestmark = pytest.mark.usefixtures("one_schedule")
 GROUP = 32
@@ -173,6 +180,16 @@ def test_what_quantize_made_of_a_model_is_saved_and_loaded(tmp_path: Path) -> No
     found.save_pretrained(tmp_path / "again")
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "again").eval()
     assert torch.equal(logits(again), logits(model))
+
+
+def test_names_that_leave_the_base_model_are_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inkling's head is stored within the base model, which holds no such module."""
+    rule = WeightRenaming(r"^model\.llm\.unembed\.", "lm_head.")
+    monkeypatch.setattr("ladder.integrations.transformers.get_model_conversion_mapping", lambda model: [rule])
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    stored = ["model.llm.unembed.weight", "layers.0.mlp.down_proj.weight"]
+    found = {"lm_head.weight": stored[0], "model.layers.0.mlp.down_proj.weight": stored[1]}
+    assert names_in(model, stored) == found
 
 
 @pytest.mark.parametrize("loaded", [False, True])
