@@ -38,6 +38,17 @@ def grouped(call: Product) -> Product:
     return run
 
 
+def in_turn(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Multiply the rows of each group, which end before ``ends[e]``, by its matrix; others are zeros."""
+    y = rows.new_zeros(len(rows), matrices.shape[2])
+    start = 0
+    for matrix, end in zip(matrices, ends.tolist(), strict=True):
+        if start < end:
+            torch.mm(rows[start:end], matrix, out=y[start:end])
+            start = end
+    return y
+
+
 def serves(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> bool:
     """Tell whether PyTorch's own product takes these operands."""
     return (

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 
 _Library: Any = torch.library.Library  # its methods have no types
 library = _Library("ladder", "DEF")
+
+
+HOMES = {
+    "dequantize": "ladder.api.stored_weight",
+    "grouped_matmul": "ladder.runtime.experts",
+    "grouped_product": "ladder.runtime.stored_experts",
+    "named_product": "ladder.runtime.stored_experts",
+}
+"""Operator -> the module that registers it, which loading a file does not import without need."""
+
+
+def import_home(target: str) -> bool:
+    """Import what registers an operator ``ladder.<name>.<overload>``; return whether that is known."""
+    namespace, _, rest = target.partition(".")
+    home = HOMES.get(rest.partition(".")[0]) if namespace == "ladder" else None
+    if home is not None:
+        import_module(home)
+    return home is not None
 
 
 class ReadOnly(NamedTuple):

@@ -15,11 +15,12 @@ from ladder.ir.graph import Graph, Node
 from ladder.partition.subgraphs import FORMS, OURS, Subgraph
 from ladder.runtime import peers, recurrent_operator  # noqa: F401  registers ladder::recurrent
 from ladder.runtime.functional import functional_form, original
-from ladder.runtime.grouped import grouped
+from ladder.runtime.grouped import grouped, in_turn
 from ladder.runtime.model.attention import library_attention
 from ladder.runtime.model.convolutions import convolution_run, convolution_title
 from ladder.runtime.model.ordered import Keep, multiply, ordered_matrix, pays
 from ladder.runtime.model.sizes import CallSizes, is_fixed
+from ladder.runtime.registered import import_home
 from ladder.runtime.stores import stored
 from tile_types.arrays import torch_dtype
 from tile_types.errors import LadderError
@@ -104,6 +105,10 @@ QUICKER: Mapping[str, Callable[[Run], Run]] = {
     f"{OURS[1]}store.default": stored,
 }
 """Operator -> what wraps torch's call of it: some calls take a faster way, with equal results."""
+
+
+OF_OTHERS: Mapping[str, Run] = {"transformers.grouped_mm_fallback.default": in_turn}
+"""Operators of other packages -> the same, for processes that do not import these."""
 
 
 def library_run(graph: Graph, now: CallSizes) -> Run:
@@ -238,9 +243,12 @@ def resolve(target: str) -> Any:
     """
     if target.startswith(f"{FORMS}."):
         return functional_form(resolve(original(target)))
+    names = target.split(".")
     try:
-        return reduce(getattr, target.split("."), torch.ops)
+        return reduce(getattr, names, torch.ops)
     except AttributeError as error:
+        if import_home(target):
+            return reduce(getattr, names, torch.ops)
         raise LadderError(f"torch {torch.__version__} has no operator {target}") from error
 
 
@@ -249,7 +257,7 @@ def awaited(target: str) -> Any:
 
     On GPUs that is an order of streams, which a CUDA graph records.
     """
-    function = resolve(target)
+    function = OF_OTHERS.get(target) or resolve(target)
     if target in OVER_PEERS:
         return OVER_PEERS[target]
     if target in QUICKER:
