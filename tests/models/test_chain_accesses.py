@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from test_column_reductions import run
 from test_gpu_chains import check
 
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
-from ladder.movement.choose import ranked
+from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import Mapping
 from ladder.simulate import simulate_launch
 from targets import get_device
@@ -95,3 +98,84 @@ def test_patches_beside_tokens_pass_through_shared_memory(
         before, *after = str(kernel.script()).split("cta_sync")
         assert "address_of(buffer[" in before
         assert "buffer[" not in "".join(after).replace("_result", "")
+
+
+def same_texts(kind: str) -> Graph:
+    """Return which places of a text see which: of one document, and not behind."""
+    g = GraphBuilder("chain")
+    x = g.input("x", kind, (2, 40))
+    rows, columns = (g.add("reshape", x, shape=shape) for shape in ((2, 40, 1), (2, 1, 40)))
+    at = g.add("iota", extent=40, type="int64")
+    seen = g.add("less_equal", at, g.add("reshape", at, shape=(40, 1)))
+    both = g.add("both", g.add("equal", rows, columns), seen)
+    far = g.add("constant", value=-65504.0, type="float32")
+    near = g.add("constant", value=0.0, type="float32")
+    return g.finish(g.add("convert", g.add("select", both, near, far), type="float16"))
+
+
+def following(kind: str) -> Graph:
+    """Return the next number at each place, twice it, and nothing behind the last."""
+    g = GraphBuilder("chain")
+    x = g.input("x", kind, (3, 48))
+    after = g.add("slice", x, begin=(0, 1), shape=(3, 47))
+    twice = g.add("add", after, after)
+    end = g.add("broadcast", g.add("constant", value=-100.0, type=kind), shape=(3, 1))
+    return g.finish(g.add("concat", after, end, axis=1), g.add("concat", end, twice, axis=1))
+
+
+def turned(kind: str) -> Graph:
+    g = GraphBuilder("chain")
+    x = g.add("transpose", g.input("x", kind, (2, 24, 36)), permutation=(0, 2, 1))
+    return g.finish(g.add("add", x, g.input("y", kind, (2, 36, 24))))
+
+
+def bordered(kind: str) -> Graph:
+    g = GraphBuilder("chain")
+    x = g.input("x", kind, (5, 30))
+    return g.finish(g.add("pad", g.add("add", x, x), low=(1, 2), high=(0, 4), value=0.0))
+
+
+@pytest.mark.parametrize("target", [*TARGETS, "rocm/gfx1100"])
+@pytest.mark.parametrize("kind", ["int64", "float64"])
+@pytest.mark.parametrize("make", [same_texts, following, turned, bordered])
+def test_elements_of_64_bits_are_moved_in_vectors(
+    make: Callable[[str], Graph], kind: str, target: str
+) -> None:
+    graph = make(kind)
+    rng = np.random.default_rng(5)
+    given: list[Any] = []
+    for node in graph.inputs:
+        numbers = rng.integers(0, 3, node.tile.known_shape) * (2**40 + 1)
+        numbers.flat[3], numbers.flat[-2] = -(2**62), 2**61 + 1
+        given.append(numbers.astype(kind))
+        if kind == "float64":
+            given[-1].flat[[5, 6, 7]] = np.nan, -np.inf, -0.0
+    for mapping in ranked(graph, machine_of(get_device(target)))[:4]:
+        for found, exact in zip(
+            run(graph, given, target, mapping.mapping), reference(make, given), strict=True
+        ):
+            assert found.dtype == exact.dtype
+            np.testing.assert_array_equal(found, exact)
+            np.testing.assert_array_equal(np.signbit(found), np.signbit(exact))
+
+
+def reference(make: Callable[[str], Graph], given: Sequence[Any]) -> list[Any]:
+    """Return the results of the graphs above by numpy."""
+    x = given[0]
+    if make is same_texts:
+        seen = (x[:, :, None] == x[:, None]) & np.tri(40, dtype=bool)
+        return [np.where(seen, 0, -65504).astype(np.float16)]
+    if make is following:
+        end = np.full((3, 1), -100, x.dtype)
+        return [np.concatenate([x[:, 1:], end], 1), np.concatenate([end, x[:, 1:] + x[:, 1:]], 1)]
+    if make is turned:
+        return [x.transpose(0, 2, 1) + given[1]]
+    return [np.pad(x + x, ((1, 0), (2, 4)))]
+
+
+def test_no_element_of_64_bits_is_read_alone_where_vectors_fit() -> None:
+    text = script(same_texts("int64"))
+    assert '"v4"' in text
+    assert (
+        len(re.findall(r"= x\[|\bx\[", text)) <= 8
+    )  # each element of the row that a vector is compared with

@@ -21,12 +21,12 @@ from tvm.script import tirx as T
 from ladder.ir.graph import Node
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.dialect import from_words, words_of
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.indices import Index, is_same
 from ladder.lower.chain.nest import BYTES, Reduction, is_zero, uses
 from ladder.lower.chain.nested_reductions import is_moved
-from ladder.lower.chain.vectors import from_words, words_of
 from schedules.schedule import check
 
 VECTOR_LOADS, SINGLE_LOADS = 4, 8

@@ -18,11 +18,11 @@ from ladder.ir.graph import Graph, Node
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.combining import storing
+from ladder.lower.chain.dialect import from_words, words_of
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, Reduction
 from ladder.lower.chain.scans import up_to
-from ladder.lower.chain.vectors import from_words, words_of
 from ladder.partition.rows import SCANS
 from schedules.schedule import check
 

@@ -195,7 +195,7 @@ class Dialect(ABC):
                 parts = [self.permute(*two, selector) for two in both]
             return parts
         if dtype not in HALVES:
-            return [b.bind(reinterpreted("uint32", self.rounded(value, dtype))) for value in found]
+            return [b.bind(word) for value in found for word in words_of(self.rounded(value, dtype), dtype)]
         return [
             b.bind(self._pair(low, high, dtype)) for low, high in zip(found[::2], found[1::2], strict=True)
         ]
@@ -210,6 +210,23 @@ class Dialect(ABC):
 
 def _single(value: Expr) -> Expr:
     return value if str(value.ty.dtype) == "float32" else T.Cast("float32", value)
+
+
+def words_of(value: Expr, dtype: str) -> list[Expr]:
+    """Return a number as 32-bit words, the low one first."""
+    if not dtype.endswith("64"):
+        return [reinterpreted("uint32", value)]
+    held = b.Variable(dtype, value).value  # TVM narrows what it computes, but nothing that lies in memory
+    bits = b.bind(reinterpreted("uint64", held))
+    return [T.Cast("uint32", bits), T.Cast("uint32", bits >> T.uint64(32))]
+
+
+def from_words(words: Sequence[Expr], dtype: str) -> Expr:
+    """Return the number whose 32-bit words these are."""
+    if len(words) == 1:
+        return T.reinterpret(dtype, words[0])
+    low, high = (T.Cast("uint64", word) for word in words)
+    return reinterpreted(dtype, low | (high << T.uint64(32)))
 
 
 def joined(low: Expr, high: Expr) -> Expr:

@@ -25,7 +25,7 @@ from ladder.lower.chain.approximation import approximable
 from ladder.lower.chain.bins import Bins
 from ladder.lower.chain.clamping import clamped_axes
 from ladder.lower.chain.combining import storing
-from ladder.lower.chain.dialect import Dialect, Early
+from ladder.lower.chain.dialect import Dialect, Early, from_words, words_of
 from ladder.lower.chain.divisions import (
     by_number,
     divisions_by_numbers,
@@ -42,7 +42,7 @@ from ladder.lower.chain.nest import BYTES, Nest, Reduction
 from ladder.lower.chain.nested_reductions import is_of_few, merged
 from ladder.lower.chain.scans import scan_row
 from ladder.lower.chain.scatter import Chain
-from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors, from_words, words_of
+from ladder.lower.chain.vectors import ACCESS_BYTES, Vectors
 from ladder.lower.chain.windows import reduce_unrolled, reduce_vectors, window_width, windows_beside
 from ladder.movement.mapping import Mapping, row_width
 from ladder.movement.whole_rows import of_rows_alone, reads_whole_rows, rows_beside, whole_rows
@@ -110,7 +110,7 @@ class GpuNest(Nest):
         self.windows_beside = beside.pop() if len(beside) == 1 else 1
         """Windows along the axis before the last of which it has these."""
         sizes = {node.name: BYTES.get(stored_type(node.tile.ttype.name)) for node in graph.inputs}
-        self.values.zeroed = {name for name, size in sizes.items() if size in (2, 4)}
+        self.values.zeroed = {name for name, size in sizes.items() if size in (2, 4, 8)}
         self.values.clamped = clamped_axes(graph, sizes.keys() - self.values.zeroed)
         if not mapping.tile[0] and not mapping.across:
             self.values.joined_by_position = before_the_last(graph)

@@ -11,10 +11,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from ladder.ir.graph import Graph
-from ladder.ir.scalars import reinterpreted
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.chain.dialect import Dialect, halves_of
+from ladder.lower.chain.dialect import Dialect, from_words, halves_of
 from ladder.lower.chain.element_types import computed_type, stored_type
 from ladder.lower.chain.indices import Index
 from ladder.lower.chain.nest import BYTES, is_zero
@@ -23,7 +22,7 @@ from ladder.lower.chain.values import Values
 ACCESS_BYTES = 16
 """Bytes of one access at most."""
 
-VECTORS = ("float32", "float16", "bfloat16", "int32", "int16", "uint16", "int8", "uint8")
+VECTORS = frozenset(BYTES)
 """Types in memory of which vectors are loaded and stored."""
 
 
@@ -104,7 +103,7 @@ class Vectors:
     def _of_vector(self, name: str, index: Index, dtype: str) -> Expr | None:
         """Return the bits of an element of a vector in registers; None if none can be loaded here."""
         guards = [self.values.simplified(guard) for guard in self.values.guards]
-        if (guards and self.values.keep is None) or BYTES.get(dtype, 0) not in (1, 2, 4):
+        if (guards and self.values.keep is None) or dtype not in VECTORS:
             return None
         base = self.values.simplified(self.address(name, index) - self.lane)
         hashed = base if isinstance(base, int) else tvm_ffi.structural_hash(base)
@@ -167,7 +166,7 @@ class Vectors:
 
         A conditional expression would load it, and wait for it, in one of two branches.
         """
-        if not self.values.guards or self.values.keep is None or BYTES.get(dtype, 0) not in (2, 4):
+        if not self.values.guards or self.values.keep is None or BYTES.get(dtype, 0) not in (2, 4, 8):
             return None
         guards = [self.values.simplified(guard) for guard in self.values.guards]
         at = self.address(name, index)
@@ -204,7 +203,7 @@ class Vectors:
         """Tell whether ``width`` elements from ``base`` on are whole accesses within the input."""
         dtype = stored_type(self.graph.tile(name).ttype.name)
         size = BYTES.get(dtype, 0) * width
-        if dtype not in VECTORS or size not in (4, 8, 16, 32):
+        if dtype not in VECTORS or size not in (4, 8, 16, 32, 64):
             return False
         total: Expr = 1
         for extent in self.graph.tile(name).shape:
@@ -244,22 +243,6 @@ class Vectors:
             self.dialect.store(buffer, at, words[first : first + count])
 
 
-def words_of(value: Expr, dtype: str) -> list[Expr]:
-    """Return a number as 32-bit words, the low one first."""
-    if BYTES[dtype] == 4:
-        return [reinterpreted("uint32", value)]
-    bits = b.bind(reinterpreted("uint64", value))
-    return [T.Cast("uint32", bits), T.Cast("uint32", bits >> T.uint64(32))]
-
-
-def from_words(words: Sequence[Expr], dtype: str) -> Expr:
-    """Return the number whose 32-bit words these are."""
-    if len(words) == 1:
-        return T.reinterpret(dtype, words[0])
-    low, high = (T.Cast("uint64", word) for word in words)
-    return T.reinterpret(dtype, low | (high << T.uint64(32)))
-
-
 def place_of(name: str, address: Expr) -> Any:
     """Return what stands for an address in sets."""
     return name, address if isinstance(address, int) else tvm_ffi.structural_hash(address)
@@ -287,4 +270,6 @@ def element(words: Any, lane: int, dtype: str) -> Expr:
     """Return the bits of one element of a vector as it is stored."""
     if BYTES[dtype] == 1:
         return T.Cast("uint8", words[lane // 4] >> T.uint32(8 * (lane % 4)))
+    if BYTES[dtype] == 8:
+        return from_words([words[2 * lane], words[2 * lane + 1]], "uint64")
     return words[lane] if BYTES[dtype] == 4 else halves_of(words, lane)
