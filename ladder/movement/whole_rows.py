@@ -36,7 +36,9 @@ def whole_rows(graph: Graph) -> int | None:
         rows = min(map(len, shapes)) - (len({*map(len, shapes)}) == 1)
         lengths = [_length(shape[rows:]) for shape in shapes]
         if len({shape[:rows] for shape in shapes}) == 1 and all(0 < n <= MOST_SHORT for n in lengths):
-            return rows if max(lengths) > 1 else None
+            bits = max(lengths) * max(graph.tile(value).ttype.elem_bits for value in graph.outputs)
+            lanes = bits > 8 * ACCESS and bits % (8 * ACCESS) == 0  # they store accesses side by side
+            return rows if max(lengths) > 1 and not lanes else None
     joins = [len(node.inputs) for node in graph.nodes if node.operator == "concat"]
     parts, shape = max(joins, default=0), shapes[0]
     if len({*shapes}) > 1 or parts < LEAST_PARTS or len(_computed(graph)) < parts * WORK_OF_PART:

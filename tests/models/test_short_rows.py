@@ -90,3 +90,10 @@ def test_four_rows_of_three_are_three_vectors() -> None:
     mapping = ranked(graph, machine_of(HOPPER))[0].mapping
     assert mapping.lanes == 1
     assert emit_chain(graph, HOPPER, "chain", mapping).script().count('"v4"') == 12
+
+
+def test_rows_of_whole_accesses_are_of_lanes() -> None:
+    """Eight float32 are two accesses, which two lanes store side by side; eight halves are one thread's."""
+    for dtype, lanes in ((torch.float32, 2), (torch.float16, 1)):
+        graph = graph_of(lambda x: torch.softmax(x, -1), torch.empty(40000, 8, dtype=dtype))
+        assert ranked(graph, machine_of(HOPPER))[0].mapping.lanes == lanes
