@@ -230,7 +230,7 @@ def _placed(cursor: Cursor, metadata: dict[str, Any], infos: list[_Info], alignm
             stored = BigEndian(*described, f"u{itemsize(described[1])}") if big else Stored(*described)
             found.plain[info.name] = stored
         else:
-            fits = info.shape[-1] % row.elements == 0 and 0 not in info.shape
+            fits = 0 not in info.shape and (info.shape or (1,))[-1] % row.elements == 0
             require(fits, f"{where}: {info.shape} is not made of {row.name} blocks of {row.elements}")
             octets = (*info.shape[:-1], info.shape[-1] // row.elements * row.nbytes)
             require(

@@ -6,6 +6,7 @@ Tensors of torchao are read where that is imported, which tells torch of its cla
 from __future__ import annotations
 
 import warnings
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ MOST_NESTING = 6
 ARCHIVE = b"PK\x03\x04"
 """First bytes of the archives that torch has written since 1.6; older files are read into memory."""
 
+MOST_RATIO = 32
+"""Times its size that what an archive holds may take: those that torch writes are not compressed."""
+
 REFUSED = ("WeightsUnpickler error", "unsupported GLOBAL")
 """How torch begins to say what in a file is no plain data."""
 
@@ -53,16 +57,19 @@ def read_pickled(path: Path) -> Arrays:
 
     file = MappedFile(path)
     archived = file.memory[: len(ARCHIVE)] == ARCHIVE
+    inflated = _inflated(path) if archived else 0
+    most = max(file.size, inflated, MOST_TEXT)
+    require(inflated <= MOST_RATIO * file.size, f"{path} is compressed: it would take {inflated} bytes")
     try:
         with warnings.catch_warnings():  # of other protocols, which the error says if they are not read
             warnings.simplefilter("ignore", UserWarning)
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=archived)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=archived and not inflated)
     except Exception as error:  # the unpickler may raise anything at damaged data
         raise CheckpointError(f"{path} is no file of plain tensors: {_reason(error)}") from error
     require(isinstance(content, dict), f"{path} holds a {type(content).__name__}, not tensors by name")
     content, described = _taken_apart(content)
     stored: dict[str, Stored] = {}
-    _flatten(file, content, "", stored, 0)
+    _flatten(file, most, content, "", stored, 0)
     return Arrays(stored, described)
 
 
@@ -83,18 +90,31 @@ def _taken_apart(content: dict[Any, Any]) -> tuple[dict[Any, Any], dict[str, str
         raise CheckpointError(f"torchao cannot flatten its tensors: {error}") from error
 
 
-def _flatten(file: MappedFile, value: Any, name: str, stored: dict[str, Stored], depth: int) -> None:
+def _inflated(path: Path) -> int:
+    """Return the bytes that an archive holds if some are compressed, which cannot be mapped; else 0."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
+        return 0  # torch says what is wrong
+    plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    return 0 if plain else sum(entry.file_size for entry in entries)
+
+
+def _flatten(
+    file: MappedFile, most: int, value: Any, name: str, stored: dict[str, Stored], depth: int
+) -> None:
     if isinstance(value, dict):
         require(depth < MOST_NESTING, f"{file.path}: {name!r} is nested too deeply")
         for key, inner in value.items():
             require(isinstance(key, str), f"{file.path}: {name!r} has a key that is no text")
-            _flatten(file, inner, f"{name}.{key}" if name else key, stored, depth + 1)
+            _flatten(file, most, inner, f"{name}.{key}" if name else key, stored, depth + 1)
         return
     array = _array(value, f"{file.path}: {name!r}")
     if array is not None:
         require_name(name, file.path)
         require(name not in stored and len(stored) < MOST_TENSORS, f"{file.path}: {name!r} is there twice")
-        stored[name] = _held(file, name, array)
+        stored[name] = _held(file, most, name, array)
 
 
 def _reason(error: Exception) -> str:
@@ -108,7 +128,7 @@ def _reason(error: Exception) -> str:
     return text.partition(". Please")[0][:200] + hint
 
 
-def _held(file: MappedFile, name: str, array: torch.Tensor) -> ArrayInMemory:
+def _held(file: MappedFile, most: int, name: str, array: torch.Tensor) -> ArrayInMemory:
     """Check a tensor: dense, of a type that is read, and with no more elements than a file can hold."""
     import torch
 
@@ -117,8 +137,7 @@ def _held(file: MappedFile, name: str, array: torch.Tensor) -> ArrayInMemory:
     require(kind in (torch.Tensor, torch.nn.Parameter), f"{where} is a {kind.__name__}, which is not read")
     dense = array.layout == torch.strided and array.device.type == "cpu" and not array.is_nested
     require(dense, f"{where} is no dense tensor with values")
-    fits = array.nbytes <= max(file.size, MOST_TEXT)
-    require(fits, f"{where} has {array.nbytes} bytes, more than the file")
+    require(array.nbytes <= most, f"{where} has {array.nbytes} bytes, more than the file")
     dtype = str(array.dtype).removeprefix("torch.")
     require(any(dtype == known for known, _ in DTYPES.values()), f"{where} has elements of type {dtype}")
     held = array.detach().resolve_conj().resolve_neg()

@@ -173,6 +173,10 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
         + bytes(64),
     ),
     "tensors of GGUF that overlap": (".gguf", gguf_of(0, 0)),
+    "blocks of GGUF without an axis": (
+        ".gguf",
+        b"GGUF" + struct.pack("<IQQQ1sIIQ", 3, 1, 0, 1, b"a", 0, 2, 0) + bytes(64),
+    ),
     "a tensor of GGUF between places": (".gguf", gguf_of(1)),
     "a gap between tensors of GGUF": (".gguf", gguf_of(0, 64)),
     "tensors of GGUF in another order": (".gguf", gguf_of(32, 0)),
