@@ -103,6 +103,11 @@ def without_values(examples: list[Any]) -> tuple[FakeTensorMode, list[Any]]:
     return mode, [fake_in(mode, value) if type(value) in real else value for value in examples]
 
 
+def _owned(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same memory that is no view."""
+    return value.data
+
+
 def _viewed(value: torch.Tensor) -> torch.Tensor:
     return value.view_as(value)
 
@@ -128,7 +133,7 @@ def of_order(
     made = torch.empty_permuted(once, expected.order or (), dtype=like.dtype, device=like.device)
     if values is not None:
         made.copy_(values[tuple(map(slice, once))])
-    return made.expand(shape)
+    return made.expand(shape) if expected.repeated else made
 
 
 def relaid(expected: Strides, value: torch.Tensor) -> torch.Tensor:
@@ -318,6 +323,8 @@ class Separated:
                 changes[at - start] = torch.clone
             elif expected.objects[at] != expected.objects[found.objects[at]]:
                 changes[at - start] = _viewed
+            elif own and found.views[at - start] and not expected.views[at - start]:
+                changes[at - start] = _owned
         return changes
 
     def _is_right(self, inputs: tuple[Any, ...], results: Any) -> bool:

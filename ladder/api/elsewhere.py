@@ -95,4 +95,5 @@ def _aliasing_without(expected: Aliasing, apart: Container[int]) -> Aliasing:
         tuple(expected.versions[at] for at in kept),
         tuple(expected.devices[at] for at in results),
         tuple(expected.gradients[at] for at in results),
+        tuple(expected.views[at] for at in results),
     )

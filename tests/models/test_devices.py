@@ -74,7 +74,7 @@ def test_numbers_that_are_copied_here_are_made_here() -> None:
     results = (number, graph.call_method("to", (number, here)), graph.call_function(torch.neg, (x,)))
     graph.output(results)
     devices = torch.device("cpu"), here, here
-    lies = Aliasing((0, 1, 2, 3), (0, 1, 2, 3), False, (None,) * 3, (0,) * 4, devices, (False,) * 3)
+    lies = Aliasing((0, 1, 2, 3), (0, 1, 2, 3), False, (None,) * 3, (0,) * 4, devices, *((False,) * 3,) * 2)
     found = without_results(torch.fx.GraphModule({}, graph), lies, here)
     assert found is not None
     rest, joined = found
@@ -92,7 +92,7 @@ def test_numbers_that_the_graph_changes_are_not_taken_out() -> None:
     number = graph.call_function(torch.tensor, (5,))
     graph.call_method("add_", (number, 1))
     graph.output((number,))
-    lies = Aliasing((0,), (0,), False, (None,), (0,), (torch.device("cpu"),), (False,))
+    lies = Aliasing((0,), (0,), False, (None,), (0,), (torch.device("cpu"),), (False,), (False,))
     assert without_results(torch.fx.GraphModule({}, graph), lies, here) is None
 
 

@@ -59,3 +59,22 @@ def test_who_writes_into_one_result_writes_into_the_others(
                 torch.testing.assert_close(found, want)
     assert not fast.refused
     assert "operator by operator" not in caplog.text
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_who_gets_a_result_may_add_a_parameter_to_it_in_place(channels_last: bool) -> None:
+    """Of a view that was made where no gradients were recorded, autograd refuses that."""
+    weight, kernel = torch.ones(1, requires_grad=True), torch.ones(2, 2, 1, 1)
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.conv2d(x, kernel)
+        return y, x.flip(0), x.roll(1, 2), (x * 2).expand(3, 2, 2, 3, 4).clone(), x.reshape(-1) + 1
+
+    fast, x = ladder.compile(program), torch.rand(2, 2, 3, 4)
+    for given in (x, x, torch.rand(4, 2, 3, 4)[::2]):
+        given = given.to(memory_format=torch.channels_last) if channels_last else given
+        with torch.no_grad():
+            want, found = program(given), fast(given)
+        assert [each._is_view() for each in found] == [each._is_view() for each in want]
+        for each, other in zip(found, want, strict=True):
+            torch.testing.assert_close(each.mul_(weight), other)

@@ -41,6 +41,7 @@ class Aliasing(NamedTuple):
     `writes`: whether inputs are written. `strides`: of each result, None for what is no strided tensor.
     `versions`: by how much that of each input grows, then that of each result; None where there is none.
     `devices`: of each result, None for what is no tensor. `gradients`: whether each result requires them.
+    `views`: whether each result is a view for autograd, which lets some not be written in place.
     """
 
     memory: tuple[int, ...]
@@ -50,6 +51,7 @@ class Aliasing(NamedTuple):
     versions: tuple[int | None, ...]
     devices: tuple[torch.device | None, ...]
     gradients: tuple[bool, ...]
+    views: tuple[bool, ...]
 
 
 def flat(value: Any) -> list[Any]:
@@ -90,6 +92,7 @@ def aliasing_of(
         (*grown, *after[len(inputs) :]),
         tuple(value.device if is_a(value, torch.Tensor) else None for value in given),
         tuple(is_a(value, torch.Tensor) and value.requires_grad for value in given),
+        tuple(is_a(value, torch.Tensor) and value._is_view() for value in given),
     )
 
 
