@@ -199,9 +199,7 @@ class _Reader:
         """Return the graph whose rows have the program's own order."""
         order = f"{self.sort.name}_order"
         named = f"{self.sort.name}_named"
-        tiles = (self.sort.tiles[1],)
-        attributes = (("extent", self.rows), ("type", tiles[0].ttype.name))
-        iota = Node(order, "iota", (), attributes, tiles)
+        iota = self._iota(order)
         narrow = replace(self.sort.tile, ttype=get_type("int32"), layout=None)
         ids = Node(named, "convert", (self.ids,), (("type", "int32"),), (narrow,))
         seen = {self.sorted: self.ids, self.order: order}
@@ -214,13 +212,14 @@ class _Reader:
                 value = self.restored[node.name]
                 seen[node.name] = seen.get(value, value)
                 continue
-            own = replace(node, inputs=tuple(seen.get(value, value) for value in node.inputs))
+            inputs = tuple(seen.get(value, value) for value in node.inputs)
+            own = node if inputs == node.inputs else replace(node, inputs=inputs)
             if node.name in self.products:
                 given = node_attributes(own) | {"target": SLOTTED}
-                inputs = (*own.inputs[:2], named)
-                own = replace(own, inputs=inputs, attributes=tuple(sorted(given.items())))
+                attributes = tuple(sorted(given.items()))
+                own = replace(own, inputs=(*inputs[:2], named), attributes=attributes)
             elif node.name in self.permuted and _target(node) == INDEX:
-                each = self._repeated(replace(self.graph, nodes=(*nodes, own)), own)
+                each = self._repeated(node)
                 if each == 1:
                     seen[node.name] = own.inputs[0]
                 else:
@@ -232,9 +231,34 @@ class _Reader:
         kept = {node.name for node in (*needed(graph, outputs).nodes, *graph.inputs)}
         return replace(graph, nodes=tuple(node for node in nodes if node.name in kept))
 
-    def _repeated(self, graph: Graph, node: Node) -> int:
+    def _iota(self, name: str) -> Node:
+        """Return the order in which rows stay as they are."""
+        tile = self.sort.tiles[1]
+        return Node(name, "iota", (), (("extent", self.rows), ("type", tile.ttype.name)), (tile,))
+
+    def _places(self, value: str) -> torch.Tensor | None:
+        """Return what a value is where rows stay as they are; None if not the order alone decides it."""
+        names, ahead = set[str](), [value]
+        while ahead:
+            read = ahead.pop()
+            node = self.graph.producer(read)
+            if read != self.order and node.operator not in EVALUATED:
+                return None
+            if read != self.order and node.name not in names:
+                names.add(node.name)
+                ahead += node.inputs
+        order, own = "order", sorted(names, key=self.graph.positions.__getitem__)
+        nodes = [self._iota(order)]
+        for node in map(self.graph.producer, own):
+            inputs = tuple(order if read == self.order else read for read in node.inputs)
+            nodes.append(replace(node, inputs=inputs))
+        part = Graph("places", "kernel", tuple(nodes), (order if value == self.order else value,))
+        found: torch.Tensor = graph_run(part, CallSizes(()), torch.device("cpu"))()
+        return found
+
+    def _repeated(self, node: Node) -> int:
         """Return how often a call takes each row of a table, one after the other; 0 if it takes others."""
-        places, count = _known(graph, node.inputs[1]), graph.tile(node.inputs[0]).shape[0]
+        places, count = self._places(node.inputs[1]), self.graph.tile(node.inputs[0]).shape[0]
         if places is None or not isinstance(count, int) or not count or int(self.rows) % count:
             return 0
         each = int(self.rows) // count
@@ -259,12 +283,3 @@ class _Reader:
 def _is_plain_index(node: Node) -> bool:
     given = node_attributes(node)
     return given["arguments"] == (("%", 0), (("%", 1),)) and not given["keywords"] and len(node.inputs) == 2
-
-
-def _known(graph: Graph, value: str) -> torch.Tensor | None:
-    """Return whole numbers that no input decides; None if one does."""
-    part = needed(graph, (value,))
-    if part.inputs or any(node.operator not in EVALUATED for node in part.nodes):
-        return None
-    found: torch.Tensor = graph_run(part, CallSizes(()), torch.device("cpu"))()
-    return found
