@@ -38,7 +38,7 @@ from tile_types.scaling import CHUNK_ELEMENTS, FEW_ELEMENTS, block_rows, row_chu
 from tile_types.ttype import TType
 
 FORMAT_VERSION = 1
-_ARRAYS = ("storage", "scale", "zero", "offset", "columns")
+ARRAYS = ("storage", "scale", "zero", "offset", "columns")
 
 ROUNDINGS = ("once", "each", "scales_first")
 """How `dequantize` rounds: the exact value once, every product and sum, or these with the scales multiplied
@@ -162,7 +162,7 @@ class QuantizedTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and zero points (4 more for a tensor scale)."""
-        arrays = [a for a in (getattr(self, name) for name in _ARRAYS) if a is not None]
+        arrays = [a for a in (getattr(self, name) for name in ARRAYS) if a is not None]
         total = sum(math.prod(a.shape) * a.dtype.itemsize for a in arrays)
         return int(total) + (4 if self.tensor_scale is not None else 0)
 
@@ -301,7 +301,7 @@ class QuantizedTensor:
         return self._mapped(_as_numpy)
 
     def _mapped(self, function: Any) -> QuantizedTensor:
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        arrays = {name: getattr(self, name) for name in ARRAYS}
         return replace(self, **{name: function(a) for name, a in arrays.items() if a is not None})
 
     def to_dict(self) -> dict[str, Any]:
@@ -309,12 +309,12 @@ class QuantizedTensor:
 
         One-byte float scales are given as uint8 bits, since not every file format knows them.
         """
-        arrays = {name: getattr(self, name) for name in _ARRAYS if getattr(self, name) is not None}
+        arrays = {name: getattr(self, name) for name in ARRAYS if getattr(self, name) is not None}
         for name, array in arrays.items():
             xp = arrays_of(array)
             if xp.is_float(array) and array.dtype.itemsize == 1:
                 arrays[name] = xp.view(array, "uint8")
-        names = [f.name for f in fields(self) if f.name not in (*_ARRAYS, "factors")]
+        names = [f.name for f in fields(self) if f.name not in (*ARRAYS, "factors")]
         plain = {name: getattr(self, name) for name in names}
         plain |= {"ttype": self.ttype.name, "shape": list(self.shape), "block": list(self.block)}
         own = own_values(self.ttype, *(found for found in own_types() if found.name == self.type_name))
@@ -375,7 +375,7 @@ def owned(matrix: QuantizedTensor, is_foreign: Callable[[Array], bool]) -> Quant
 
 
 def _is_array(name: str, value: Any) -> bool:
-    return name in _ARRAYS and value is not None
+    return name in ARRAYS and value is not None
 
 
 _METADATA: dict[str, tuple[type, ...]] = {

@@ -171,9 +171,25 @@ class GroupedMatmul:
             refuse_layout(packed.layout, layout)
         if token_scale is None and self._facts.is_dynamic:
             x, token_scale = operator.with_token_scale(x, self.gemm)
-        watched = operator.needs_dispatch(x) or operator.wants_gradient(x, bias, token_scale)
-        call = experts.grouped_matmul if watched else experts.multiply
-        return call(x, packed.tensors, ranges, bias, token_scale, expected, self._facts.text)
+        if operator.needs_dispatch(x) or operator.wants_gradient(x, bias, token_scale):
+            return self.apply(x, packed.buffers, ranges, bias, token_scale, expected)
+        text = self._facts.text
+        return experts.multiply(x, packed.tensors, ranges, bias, token_scale, expected, text)
+
+    def apply(
+        self,
+        x: torch.Tensor,
+        weight: list[torch.Tensor],
+        ranges: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        token_scale: torch.Tensor | None = None,
+        expected: int = 0,
+    ) -> torch.Tensor:
+        """Multiply by the bare tensors of packed weights, through the registered operator."""
+        if token_scale is None and self._facts.is_dynamic:
+            x, token_scale = operator.with_token_scale(x, self.gemm)
+        text = self._facts.text
+        return experts.grouped_matmul(x, weight, ranges, bias, token_scale, expected, text)
 
     def lower(self, target: str | TileDevice | None = None) -> Lowered:
         """Return every stage of the compilation for a target; see `ladder.api.lowered.Lowered`."""

@@ -86,7 +86,11 @@ class GroupedLinear(Linear):
         matmul: Any = self._matmul
         if bias is not None:
             matmul = matmul.biased
-        result: torch.Tensor = matmul(x, self._packed, offsets, self.bias if bias is None else bias)
+        given = offsets, self.bias if bias is None else bias
+        bare = self._bare(x)
+        result: torch.Tensor = (
+            matmul(x, self._packed, *given) if bare is None else matmul.apply(x, bare, *given)
+        )
         return result if low is None else result.to(low)
 
     def shard(self, *_: Any, **__: Any) -> None:
@@ -99,8 +103,8 @@ class GroupedLinear(Linear):
         """
         raise LadderError("experts are cut by ladder.integrations.distributed.shard_experts")
 
-    def _operator(self, bias: bool) -> Any:
-        gemm = replace(super()._operator(bias).gemm, experts=self.experts)
+    def _operator(self, dtype: torch.dtype, bias: bool | None = None) -> Any:
+        gemm = replace(super()._operator(dtype, bias).gemm, experts=self.experts)
         operator = Stack.of(gemm)
         operator.biased = Stack.of(replace(gemm, bias=True))
         return operator

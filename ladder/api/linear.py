@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import is_
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -13,10 +14,13 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ladder.api.calibration import Moments, quantized_matrix
 from ladder.api.linear_modules import (
+    NOT_KEPT,
+    NOT_SET,
     bias_shard,
     device_beside_cpu,
     form_of,
     matrix_and_bias,
+    on_mesh,
     on_meta,
     require_parts,
 )
@@ -25,6 +29,7 @@ from ladder.api.problem import gemm_for
 from ladder.api.scaled import is_scaled
 from ladder.api.scaled_linear import ScaledLinear
 from ladder.api.stored_weight import TYPES, Stored, StoredWeight, dequantize
+from ladder.api.weight_state import PACKED, WEIGHT, keys_of, load, state_of, state_of_packed
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
 from ladder.runtime.operator import autocast_type, is_captured, is_recorded
@@ -37,21 +42,8 @@ from tile_types.errors import ArtifactError, DeviceError, DTypeError, LadderErro
 from tile_types.quantized import owned
 from tile_types.shards import shard
 
-WEIGHT, PACKED = "weight.", "packed."
-"""Prefixes of canonical and of packed weights in a state dict."""
-
-COLUMNS = "columns"
-"""Key, after the prefix of packed weights, of the order of columns."""
-
-DESCRIPTION = "description"
-"""Key, after the prefix, of the JSON text (as uint8) that says what the arrays are."""
-
-
 LINEAR_OPTIONS = ("activation", "keep_canonical", "batch_invariant")
 """Options of layers that do not say how a weight is quantized."""
-
-
-NOT_SET = "the weight of a quantized layer is no parameter: give the layer a quantized one with set_weight"
 
 
 class Linear(NonDynamicallyQuantizableLinear):
@@ -128,7 +120,7 @@ class Linear(NonDynamicallyQuantizableLinear):
         self.register_buffer("columns", None, persistent=False)
         self._reorders = False
         self.dtype = torch.get_default_dtype() if dtype is None else dtype
-        self._matmul = self._operator(bias)
+        self._matmul = self._operator(self.dtype, bias)
         vector = torch.zeros(out_features, dtype=self.dtype, device=self._where) if bias else None
         self.bias = None if vector is None else torch.nn.Parameter(vector, requires_grad=False)
 
@@ -213,12 +205,15 @@ class Linear(NonDynamicallyQuantizableLinear):
         if self._where.type == "meta":
             self._keep(weight)
             return
-        order, plain = weight.columns, replace(weight, columns=None)
-        packed = self._matmul.pack(plain.to(self._where), self._where)
+        order, packed = weight.columns, self._pack(weight)
         self._recovery = recovery(packed, weight) if self.keep_canonical else None
         self._keep(weight if self.keep_canonical and self._recovery is None else None)
         self._set_packed(packed)
         self._set_columns(None if order is None else as_torch(order))
+
+    def _pack(self, weight: QuantizedTensor) -> PackedWeight:
+        """Pack a weight, its columns as stored, where the layer lies."""
+        return self._matmul.pack(replace(weight, columns=None).to(self._where), self._where)
 
     def shard(self, axis: int, index: int, count: int, parts: Sequence[int] | None = None) -> None:
         """Keep what device ``index`` of ``count`` holds of the layer: its outputs (axis 0) or its inputs (1).
@@ -249,7 +244,7 @@ class Linear(NonDynamicallyQuantizableLinear):
         width = min(weight.block[1], self.in_features)
         self._options["group_size"] = width
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach().clone(), requires_grad=False)
-        self._matmul = self._operator(bias is not None)
+        self._matmul = self._operator(self.dtype)
         self.set_weight(weight)
 
     @property
@@ -258,9 +253,11 @@ class Linear(NonDynamicallyQuantizableLinear):
         return self._recovered(self._packed)
 
     def _recovered(self, packed: PackedWeight | None) -> QuantizedTensor | None:
-        if self._recovery is None or packed is None:
+        if packed is None:
             return self._canonical
-        return self._recovery.weight(packed)
+        whole = self._canonical if self._recovery is None else self._recovery.weight(packed)
+        written = packed.is_written and whole is not None  # over by those of another process, it may be
+        return None if written and not packed.equals(self._pack(whole)) else whole  # type: ignore[arg-type]
 
     def keep_own(self, is_foreign: Callable[[torch.Tensor], bool]) -> None:
         """Copy those arrays of the canonical weight that lie in memory of others, such as a mapped file."""
@@ -278,16 +275,18 @@ class Linear(NonDynamicallyQuantizableLinear):
 
         Raises AttributeError if that was not kept.
         """
-        if self._stored is None and self._recovery is None:
+        traced = torch.compiler.is_compiling() or is_captured()
+        if (self._stored is None and self._recovery is None) or not (traced or self._is_known()):
             raise AttributeError("no canonical weight is kept: build the module with keep_canonical=True")
-        if torch.compiler.is_compiling() or is_captured():
+        if traced:
             if self._stored is None:  # graphs hold its arrays
                 whole, self._recovery = self.canonical, None
                 self._keep(whole)
             kept = cast("Stored", self._stored)
             return dequantize(kept.arrays, kept.description, self.dtype, self._where)
         shape = self.out_features, self.in_features
-        return StoredWeight(shape, self.dtype, self._where, partial(self._values, self._packed))
+        values, packed = partial(self._values, self._packed), partial(self._recovered, self._packed)
+        return StoredWeight(shape, self.dtype, self._where, values, packed)
 
     @weight.setter
     def weight(self, given: Any) -> None:
@@ -296,8 +295,12 @@ class Linear(NonDynamicallyQuantizableLinear):
     def register_parameter(self, name: str, param: torch.nn.Parameter | None) -> None:
         """Add a parameter, as ``layer.name = parameter`` does.
 
-        Raises LadderError if it would be the weight.
+        The weight that torch's `RowwiseParallel` has spread over a mesh is left out: see `on_mesh`.
+
+        Raises LadderError if it would be another weight.
         """
+        if name == "weight" and hasattr(param, "device_mesh"):
+            return
         if name == "weight":
             raise LadderError(NOT_SET)
         super().register_parameter(name, param)
@@ -328,22 +331,40 @@ class Linear(NonDynamicallyQuantizableLinear):
         x = input
         if self._packed is None:
             return on_meta(self, x)
+        if type(x) is not torch.Tensor and isinstance(x, torch.Tensor) and hasattr(x, "device_mesh"):
+            return on_mesh(self, x)
+        return self.multiply(x, self._bare(x), self.bias, self.columns)
+
+    def multiply(
+        self,
+        x: torch.Tensor,
+        arrays: list[torch.Tensor] | None,
+        bias: torch.Tensor | None,
+        columns: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the product with bare tensors of a weight like the layer's; None: with the layer's own."""
         if self._reorders:
-            x = x.index_select(-1, self.columns)  # type: ignore[arg-type]
-        traced = not isinstance(x, torch.Tensor)  # by torch.fx
+            x = x.index_select(-1, columns)  # type: ignore[arg-type]
+        traced = not isinstance(x, torch.Tensor)
         if traced:
             require_kind(x, torch.fx.Proxy, "a Linear is called with a tensor")
         low = None if traced else autocast_type(x)
         x = x if low is None else x.to(self.dtype)
-        if traced or torch.compiler.is_compiling() or is_captured() or is_recorded():
-            y = self._matmul.apply(x, self.arrays, self.bias)  # buffers are the inputs of the graph
-        else:
-            y = self._matmul(x, self._packed, self.bias)
+        own = cast("PackedWeight", self._packed)
+        y = self._matmul(x, own, bias) if arrays is None else self._matmul.apply(x, arrays, bias)
         return y if low is None else y.to(low)
+
+    def _bare(self, x: Any) -> list[torch.Tensor] | None:
+        """Return the buffers where a graph takes them or ``torch.func.functional_call`` brings others."""
+        graph = torch.compiler.is_compiling() or is_captured() or is_recorded()
+        if graph or not isinstance(x, torch.Tensor):  # torch.fx traces
+            return self.arrays
+        held, kept = map(self._buffers.get, self._names), cast("PackedWeight", self._packed).buffers
+        return None if all(map(is_, held, kept)) else self.arrays
 
     @property
     def arrays(self) -> list[torch.Tensor]:
-        """The weight as kernels read it: the module's buffers."""
+        """The weight as registered operators read it: the module's buffers."""
         return [getattr(self, name) for name in self._names]
 
     def extra_repr(self) -> str:
@@ -355,12 +376,12 @@ class Linear(NonDynamicallyQuantizableLinear):
             f" {options}, activation={gemm.activation!r}, dtype={self.dtype}"
         )
 
-    def _operator(self, bias: bool) -> Matmul:
-        """Return the product in the current dtype."""
-        if self.dtype not in TYPES:
-            raise DTypeError(f"Linear computes in {', '.join(map(str, TYPES))}, not in {self.dtype}")
-        activation = self._activation or TYPES[self.dtype]
-        output = TYPES[self.dtype]
+    def _operator(self, dtype: torch.dtype, bias: bool | None = None) -> Matmul:
+        """Return the product in a dtype; by default it takes a bias where the layer has one."""
+        if dtype not in TYPES:
+            raise DTypeError(f"Linear computes in {', '.join(map(str, TYPES))}, not in {dtype}")
+        output = TYPES[dtype]
+        activation = self._activation or output
         gemm = gemm_for(
             self.out_features,
             self.in_features,
@@ -369,7 +390,7 @@ class Linear(NonDynamicallyQuantizableLinear):
             output=output,
             group_size=self._options["group_size"],  # type: ignore[arg-type]
             zero=self._options["zero"],  # type: ignore[arg-type]
-            bias=bias,
+            bias=self.bias is not None if bias is None else bias,
             token_scale=activation in EIGHT_BIT,
             batch_invariant=self.batch_invariant,
         )
@@ -379,7 +400,7 @@ class Linear(NonDynamicallyQuantizableLinear):
         """Hold packed arrays as buffers, so that torch sees them, but not in ``state_dict``."""
         for name in self._names:
             delattr(self, name)
-        arrays = {} if packed is None else packed.arrays
+        arrays = {} if packed is None else dict(zip(packed.arrays, packed.buffers, strict=True))
         self._names = tuple(f"packed_{name}" for name in arrays)
         self._packed = packed
         for name, array in zip(self._names, arrays.values(), strict=True):
@@ -388,7 +409,12 @@ class Linear(NonDynamicallyQuantizableLinear):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the tensors that the weights give again."""
         buffers = {name: each for name, each in self._buffers.items() if name not in self._names}
-        return {**self.__dict__, "_buffers": buffers, "_names": (), "_stored": None}
+        state = {**self.__dict__, "_buffers": buffers, "_names": (), "_stored": None}
+        return state if self._is_known() else state | {"_canonical": None, "_recovery": None}
+
+    def _is_known(self) -> bool:
+        """Tell whether the canonical weight, if one was kept, is that of the packed one."""
+        return self._packed is None or not self._packed.is_written or self.canonical is not None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Hold the weights' tensors again."""
@@ -407,43 +433,38 @@ class Linear(NonDynamicallyQuantizableLinear):
         self._reorders = order is not None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
-        """Follow ``.to``, ``.cuda``, ``.half``: packed arrays move but never change type."""
+        """Follow ``.to``, ``.cuda``, ``.half``: packed arrays move but never change type.
+
+        Raises DTypeError, DeviceError if the layer cannot; it stays as it is.
+        """
         packed = self._packed
+        probe = fn(torch.empty(0, dtype=self.dtype, device=self._where))
+        matmul = self._matmul if probe.dtype == self.dtype else self._operator(probe.dtype)
+        fits = packed is not None and packed.layout == matmul.layout(probe.device.type)
+        whole = None if fits else self._recovered(packed)
+        if packed is not None and not fits and whole is None and probe.device.type != "meta":
+            raise DeviceError(NOT_KEPT.format(probe.device, probe.dtype))
         self._set_packed(None)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        probe = fn(torch.empty(0, dtype=self.dtype, device=self._where))
-        if probe.dtype != self.dtype:
-            self.dtype = probe.dtype
-            self._matmul = self._operator(self.bias is not None)
-        moved, self._where = probe.device != self._where, probe.device
-        if packed is not None and packed.layout == self._matmul.layout(self._where.type):
+        moved = probe.device != self._where
+        self._matmul, self.dtype, self._where = matmul, probe.dtype, probe.device
+        if packed is not None and fits:
             self._set_packed(packed.to(self._where) if moved else packed)
-        elif (whole := self._recovered(packed)) is not None:
+        elif whole is not None:
             self.set_weight(whole)
-        elif packed is not None and self._where.type != "meta":
-            raise DeviceError(
-                f"cannot repack for {self._where} and {self.dtype}: the canonical weight was not kept;"
-                " build the module with keep_canonical=True"
-            )
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """Add the weight, canonical if it was kept, else packed."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         whole = self.canonical
-        if whole is not None:
-            stored = whole.to_dict()
-            self._put(destination, prefix + WEIGHT, stored["arrays"], json.dumps(stored["metadata"]))
-        elif self._packed is not None:
-            order = {} if self.columns is None else {COLUMNS: self.columns}
-            self._put(destination, prefix + PACKED, {**self._packed.arrays, **order}, self._packed.describe())
+        kept, form = (vars(self.packed), PACKED) if whole is None else (state_of(whole), WEIGHT)
+        destination.update({prefix + form + name: array for name, array in kept.items()})
 
-    @staticmethod
-    def _put(destination: dict[str, Any], prefix: str, arrays: Mapping[str, Any], description: str) -> None:
-        for name, array in arrays.items():
-            destination[prefix + name] = array
-        text = bytearray(description.encode())
-        destination[prefix + DESCRIPTION] = torch.frombuffer(text, dtype=torch.uint8).clone()
+    @property
+    def packed(self) -> SimpleNamespace:
+        """What a state dict has of the packed weight: nothing if there is none."""
+        return SimpleNamespace(**(state_of_packed(self._packed, self.columns) if self._packed else {}))
 
     def _load_from_state_dict(
         self,
@@ -456,40 +477,24 @@ class Linear(NonDynamicallyQuantizableLinear):
         error_msgs: list[str],
     ) -> None:
         """Take the weight in either form."""
-        ours = {key for key in state_dict if key.startswith((prefix + WEIGHT, prefix + PACKED))}
+        ours = keys_of(state_dict, prefix)
         rest = {key: value for key, value in state_dict.items() if key not in ours}
         super()._load_from_state_dict(
             rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if local_metadata.get("assign_to_params_buffers") and self._where.type == "meta":
-            beside = [self.bias] if self.bias is not None else [state_dict[key] for key in sorted(ours)]
-            self._where = beside[0].device if beside else self._where
-        for form, take in ((WEIGHT, self._take_canonical), (PACKED, self._take_packed)):
-            arrays = {
-                key[len(prefix + form) :]: state_dict[key] for key in ours if key.startswith(prefix + form)
-            }
-            description = arrays.pop(DESCRIPTION, None)
-            if description is None:
-                continue
-            try:
-                take(arrays, bytes(description.cpu().tolist()).decode())
-            except LadderError as error:
-                error_msgs.append(f"{prefix}weight: {error}")
-            except (ValueError, KeyError) as error:
-                error_msgs.append(f"{prefix}weight: its description is damaged: {error!r}")
-            return
-        missing_keys.append(prefix + WEIGHT + DESCRIPTION)
+        if local_metadata.get("assign_to_params_buffers") and self._where.type == "meta" and ours:
+            self._where = (self.bias if self.bias is not None else state_dict[min(ours)]).device
+        load(self, {key: state_dict[key] for key in ours}, prefix, missing_keys, error_msgs)
 
-    def _take_canonical(self, arrays: dict[str, torch.Tensor], description: str) -> None:
-        stored = {"arrays": arrays, "metadata": json.loads(description)}
-        self.set_weight(QuantizedTensor.from_dict(stored))
+    def set_packed(self, packed: PackedWeight, columns: torch.Tensor | None = None) -> None:
+        """Take a packed weight; no canonical one is kept.
 
-    def _take_packed(self, arrays: dict[str, torch.Tensor], description: str) -> None:
-        packed = PackedWeight.from_arrays(description, arrays)
+        Raises ArtifactError if it was packed for another layer.
+        """
         expected = self._matmul.layout(self._where.type)
         if packed.layout != expected:
             raise ArtifactError(f"it was packed for [{packed.layout}], this module needs [{expected}]")
         self._keep(None)
         self._recovery = None
         self._set_packed(packed.to(self._where))
-        self._set_columns(arrays.get(COLUMNS))
+        self._set_columns(columns)

@@ -19,6 +19,12 @@ TRANSPOSED = ("transformers.pytorch_utils", "Conv1D")
 OTHERS = (("transformers.models.falcon.modeling_falcon", "FalconLinear"),)
 """Classes derived from torch's that compute the same."""
 
+NOT_KEPT = (
+    "cannot repack for {} and {}: the canonical weight was not kept, or the packed one was written since;"
+    " build the module with keep_canonical=True"
+)
+NOT_SET = "the weight of a quantized layer is no parameter: give the layer a quantized one with set_weight"
+
 
 def is_linear(module: torch.nn.Module) -> bool:
     """Tell a layer that is just ``x W^T + b``: of these classes themselves, since others may do more."""
@@ -74,6 +80,31 @@ def on_meta(layer: Any, x: Any) -> torch.Tensor:
     shape = layer.out_features, layer.in_features
     weight = torch.empty(shape, dtype=layer.dtype, device="meta")
     return torch.nn.functional.linear(x, weight)
+
+
+def on_mesh(layer: Any, x: Any) -> torch.Tensor:
+    """Return the result of a quantized layer for a `DTensor`: it lies over the mesh as x does.
+
+    Every process multiplies by the whole weight; features that x has in parts are gathered before.
+    `ladder.integrations.distributed.ColwiseLinear` and ``RowwiseLinear`` cut the weight.
+    """
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    last = x.ndim - 1
+    rows = [
+        each if isinstance(each, Shard) and each.dim % x.ndim != last else Replicate()
+        for each in x.placements
+    ]
+    local = x.redistribute(placements=rows).to_local()
+    y = layer.multiply(local, [*map(_whole, layer.arrays)], _whole(layer.bias), _whole(layer.columns))
+    shape = torch.Size((*x.shape[:-1], layer.out_features))
+    strides = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(y, x.device_mesh, rows, run_check=False, shape=shape, stride=strides)
+
+
+def _whole(held: Any) -> Any:
+    """Return all of a tensor that may lie over a mesh; None stays None."""
+    return held.full_tensor() if hasattr(held, "full_tensor") else held
 
 
 def device_beside_cpu(weight: QuantizedTensor) -> torch.device | None:

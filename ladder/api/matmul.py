@@ -250,7 +250,7 @@ class Matmul:
             )
             if (learns and torch.is_grad_enabled()) or (watched and operator.is_watched(x)):
                 self._check_layout(x.device, packed)
-                return operator.dispatch(x, packed.tensors, bias, token_scale, self._facts.text)
+                return operator.dispatch(x, packed.buffers, bias, token_scale, self._facts.text)
             call = packed.calls.get(self) or self._bind(x.device, packed)
         except AttributeError:
             check_packed(packed)

@@ -18,10 +18,12 @@ from torch._C import _is_alias_of, _len_torch_dispatch_stack  # type: ignore[att
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ladder.api.weight_state import DESCRIPTION, state_of
 from ladder.runtime.registered import READ_ONLY, ReadOnly, define
 from tile_types import QuantizedTensor
 from tile_types.arrays import as_torch
 from tile_types.errors import LadderError
+from tile_types.quantized import ARRAYS
 
 SCHEMA = "dequantize(Tensor[] arrays, str description, ScalarType dtype, Device device) -> Tensor"
 
@@ -72,9 +74,13 @@ class Stored(NamedTuple):
 
 
 class StoredWeight(torch.Tensor):
-    """The weight ``[N, K]`` of a layer; its values are computed once, where they are first needed."""
+    """The weight ``[N, K]`` of a layer; its values are computed once, where they are first needed.
+
+    Its attributes are also what a state dict has of it: `torch.distributed.checkpoint` looks up every key.
+    """
 
     values: Callable[[], torch.Tensor]
+    canonical: Callable[[], QuantizedTensor | None]
     lies_on: torch.device
 
     @staticmethod
@@ -84,14 +90,23 @@ class StoredWeight(torch.Tensor):
         dtype: torch.dtype,
         device: torch.device,
         compute: Callable[[], torch.Tensor],
+        canonical: Callable[[], QuantizedTensor | None] = lambda: None,
     ) -> StoredWeight:
-        """Return a weight of which `compute` gives the values."""
+        """Return a weight of which `compute` gives the values, and `canonical` the canonical storage."""
         # Of a meta tensor, as it has no memory: `parameter.data = weight` would take what is not there.
         empty = torch.empty(tuple(shape), dtype=dtype, device="meta")
         made = torch.Tensor._make_subclass(cls, empty, dispatch_device=True)
-        made.lies_on = device
+        made.lies_on, made.canonical = device, canonical
         made.values = functools.cache(torch.inference_mode(False)(compute))  # a write raises their version
         return made
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what a state dict has under a name."""
+        whole = vars(self)["canonical"]() if name == DESCRIPTION or name in ARRAYS else None
+        kept = {} if whole is None else state_of(whole)
+        if name not in kept:
+            raise AttributeError(f"the weight of a quantized layer has no attribute {name!r}")
+        return kept[name]
 
     @classmethod
     def __torch_function__(

@@ -14,6 +14,7 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled, plan_for, request_for, settled, target_of
 from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, require_alike, require_beside
 from ladder.runtime.operator import refuse_gradient
+from ladder.runtime.packed import as_taken
 from ladder.runtime.registered import define, library
 from targets import get_device
 from tile_types.arrays import torch_dtype
@@ -58,7 +59,8 @@ def convolve(
     Returns: ``[B, P, Q, N]``; N counts features alone, as in what is added.
     """
     rows = window_count(Request.parse(request).gemm, x)
-    return launch(compiled(_planned(request, x.device, rows), x.device), x, weight, bias, residual)
+    kernel, arrays = compiled(_planned(request, x.device, rows), x.device), [*map(as_taken, weight)]
+    return launch(kernel, x, arrays, bias, residual)
 
 
 @lru_cache(maxsize=4096)

@@ -19,7 +19,7 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, refuse_rows, require_alike, require_beside
 from ladder.runtime.operator import refuse_gradient
-from ladder.runtime.packed import PackedWeight, pack
+from ladder.runtime.packed import PackedWeight, as_taken, pack
 from ladder.runtime.registered import define, library
 from targets import TileDevice
 from tile_types.arrays import torch_dtype
@@ -121,7 +121,7 @@ def multiply(
     y = torch.empty((*x.shape[:-1], gemm.columns), dtype=torch_dtype(gemm.output), device=x.device)
     scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
     rows = x.reshape(-1, gemm.k).resolve_neg()  # kernels read memory as it lies
-    operands = Operands(rows, weight, ranges, bias, scales, y.view(-1, gemm.columns))
+    operands = Operands(rows, [*map(as_taken, weight)], ranges, bias, scales, y.view(-1, gemm.columns))
     if not operands.rows.shape[0]:
         return y
     if x.device.type == "cpu":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.gemm import Gemm
 from ladder.runtime.allocate import Allocate, allocator, viewer
-from ladder.runtime.packed import PackedWeight, layout_of, refuse_layout
+from ladder.runtime.packed import PackedWeight, as_taken, layout_of, refuse_layout
 from ladder.runtime.recording import loads_into_gpu
 from ladder.runtime.threads import keep_apart
 from tile_types.arrays import torch_dtype
@@ -131,7 +131,7 @@ class CompiledGemm:
         token_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Multiply by the bare tensors of a packed weight; see `__call__`."""
-        where = weight[0].device
+        where, weight = weight[0].device, [*map(as_taken, weight)]
         return self._launch(x, weight, where, allocator(where), bias, token_scale)
 
     def into(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -115,6 +116,9 @@ class PackedWeight:
     """Layout that operators compare before they use this weight; see `layout_of`."""
     tensors: list[torch.Tensor] = field(init=False, repr=False)
     """The arrays as the kernel takes them."""
+    buffers: list[torch.Tensor] = field(init=False, repr=False)
+    """The arrays as modules hold them and graphs pass them on: `signed` views."""
+    _versions: list[int] = field(init=False, repr=False)
     owners: list[torch.Tensor] = field(init=False, repr=False)
     """The tensors whose memory the arrays are."""
 
@@ -125,6 +129,25 @@ class PackedWeight:
         object.__setattr__(self, "owners", list(self.arrays.values()))
         object.__setattr__(self, "arrays", {name: _viewed(each) for name, each in self.arrays.items()})
         object.__setattr__(self, "tensors", list(self.arrays.values()))
+        object.__setattr__(self, "buffers", [*map(signed, self.tensors)])
+        object.__setattr__(self, "_versions", self._written())
+
+    def equals(self, other: PackedWeight) -> bool:
+        """Tell whether the arrays hold those of another weight; then they count as unwritten from here on."""
+        import torch
+
+        same = all(map(torch.equal, self.buffers, other.buffers))
+        object.__setattr__(self, "_versions", self._written() if same else self._versions)
+        return same
+
+    @property
+    def is_written(self) -> bool:
+        """Whether an array was written since, as when torch's data parallelism sends those of a process."""
+        return self._written() != self._versions
+
+    def _written(self) -> list[int]:
+        """Return how often each array was written, as far as torch counts it."""
+        return [0 if array.is_inference() else array._version for array in self.buffers]
 
     @property
     def nbytes(self) -> int:
@@ -216,8 +239,33 @@ class PackedWeight:
                 f"the weight was packed for {whose} in form {form}, but form {read}"
                 " is what kernels read now; quantize and pack it again"
             )
-        ordered = {name: arrays[name] for name in fields["order"]}
+        ordered = {name: as_taken(arrays[name]) for name in fields["order"]}
         return cls(gemm, fields["family"], ordered, str(fields.get("bits", "")))
+
+
+def signed(array: torch.Tensor) -> torch.Tensor:
+    """Return an array of a packed weight as modules hold it: gloo and NCCL send no uint32 words."""
+    import torch
+
+    return array.view(torch.int32) if array.dtype == torch.uint32 else array
+
+
+def as_taken(array: torch.Tensor) -> torch.Tensor:
+    """Return an array of a packed weight as kernels take it: what is int32 was uint32 before `signed`."""
+    import torch
+
+    if array.dtype is not torch.int32:
+        return array
+    known = _WORDS.get(id(array))
+    if known is None or known[0]() is not array or known[1] != array.data_ptr():
+        key = id(array)
+        kept = weakref.ref(array, lambda _: _WORDS.pop(key, None))
+        known = _WORDS[key] = kept, array.data_ptr(), array.data.view(torch.uint32)
+    return known[2]
+
+
+_WORDS: dict[int, tuple[weakref.ref[torch.Tensor], int, torch.Tensor]] = {}
+"""Id of an int32 array -> the array, its address, and its words: to view them takes microseconds."""
 
 
 def _viewed(array: torch.Tensor) -> torch.Tensor:
@@ -288,6 +336,8 @@ def _check_weight(gemm: Gemm, weight: QuantizedTensor) -> None:
         wrong.append("its columns are in an order of their own, which ladder.Linear takes")
     if group != gemm.group_size:
         wrong.append(f"group size is {group}, expected {gemm.group_size}")
+    if gemm.scale and weight.scale is None:
+        wrong.append("the operator takes scales of groups, the weight has none")
     if wrong:
         raise ShapeError(f"this quantized weight does not fit the operator: {'; '.join(wrong)}")
 

@@ -219,3 +219,13 @@ def test_a_bias_is_one_number_per_output(bias: torch.Tensor) -> None:
 def test_a_module_without_a_matrix_and_a_bias_is_no_linear_layer(module: nn.Module) -> None:
     with pytest.raises(DTypeError, match=f"takes a linear layer, .* got {type(module).__name__}; "):
         ladder.Linear.from_linear(module, "int4")
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda/sm_90a", "rocm/gfx942"])
+def test_a_weight_without_scales_is_refused_where_groups_have_them(target: str) -> None:
+    weight = ladder.QuantizedTensor.from_codes(
+        torch.ones(16, 64, dtype=torch.uint8), "int4", (1, 16), scale_type="none"
+    )
+    op = ladder.Matmul(16, 64, "int4", group_size=16, target=None if target == "cpu" else target)
+    with pytest.raises(ladder.ShapeError, match="the weight has none"):
+        op.pack(weight, "cpu")

@@ -259,10 +259,7 @@ def pack(
     factor = 1.0 if weight.tensor_scale is None else float(weight.tensor_scale)
     scale = None if weight.scale is None else _rows(weight, weight.scale, factor)
     if gemm.scale:
-        if scale is None:
-            raise ShapeError(
-                "the operator takes group scales, the weight has none; build it with scale=False"
-            )
+        assert scale is not None  # `ladder.runtime.packed.pack` has looked
         arrays["scales"] = _grouped(layout, gemm, stored_numbers(gemm, "scale", scale), transpose)
     if gemm.zero != "none":
         # Where packed codes count from the smallest value, so do zero points.

@@ -157,7 +157,7 @@ def _bind_gemm(memory: Workspace, step: PlanStep) -> Bound:
 
     def run(slots: Slots) -> None:
         slots[place] = out = target()
-        weight = [memory.values[position] for position in arrays]
+        weight = memory.weight(arrays)
         extras = [None if slot is None else slots[slot] for slot in (bias, scale)]
         kernel.into(slots[rows], weight, out if out.ndim == 2 else out.view(matrix), *extras)
 
@@ -189,7 +189,7 @@ def _bind_convolution(memory: Workspace, step: PlanStep) -> Bound:
         slots[place] = out
         further = [None if slot is None else slots[slot] for slot in extras]
         rows = [image_of(tensor) for tensor in (x, further[1], out)]
-        weight = [memory.values[at] for at in arrays]
+        weight = memory.weight(arrays)
         launch(kernel, rows[0], weight, further[0], rows[1], rows[2], further[2])
 
     return run

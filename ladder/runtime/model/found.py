@@ -274,6 +274,6 @@ def _reader(memory: Workspace, value: str) -> Callable[[Slots], list[torch.Tenso
     """Return what gives the arrays of an input, each as one axis."""
     if value in memory.packed:
         places = memory.packed[value]
-        return lambda slots: [memory.values[at].view(-1) for at in places]
+        return lambda slots: [array.view(-1) for array in memory.weight(places)]
     slot = memory.slot[value]
     return lambda slots: [ready(slots[slot]).view(-1)]

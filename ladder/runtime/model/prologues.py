@@ -153,7 +153,7 @@ def bind_prologue(memory: Workspace, step: PlanStep) -> Bound:
             slots[slot] = result = target()
             made.append(result)
         y, *others = made
-        weight = [memory.values[position] for position in arrays]
+        weight = memory.weight(arrays)
         extras = [] if bias is None else [slots[bias].contiguous().view(-1)]
         entry(*given, *others, *weight, *extras, y if y.ndim == 2 else y.view(matrix))
 

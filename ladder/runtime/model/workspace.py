@@ -17,6 +17,7 @@ from ladder.runtime.model.memory import Block, Result, contiguous, divided
 from ladder.runtime.model.ordered import Keep, Ordered, Watch
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.sizes import CallSizes, Settled, Sizes, is_fixed
+from ladder.runtime.packed import as_taken
 from tile_types.arrays import torch_dtype
 
 Slots = list[Any]
@@ -75,6 +76,10 @@ class Workspace:
             if value in self.slot:
                 found.slots[self.slot[value]] = found.kept.get(value, self.slots[self.slot[value]])
         return found
+
+    def weight(self, places: Sequence[int]) -> list[torch.Tensor]:
+        """Return the arrays of a packed weight, which are arguments of the call at hand."""
+        return [as_taken(self.values[at]) for at in places]
 
     def known(self, value: str) -> torch.Tensor | None:
         """Return the tensor that a value is in every call; None if it may be another."""
