@@ -54,6 +54,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int, int, torch.dtype]] = {
     "numbers": (lambda a, b: (a - b).square().sum(-1), 2, 3, torch.float32),
     "largest": (lambda x: x.abs().amax(-1), 1, 8, torch.float32),
     "integers": (lambda x: x - x.amax(-1, keepdim=True), 1, 3, torch.int64),
+    "wide": (lambda x: x.amax(-1), 1, 4, torch.int64),
     "bytes": (lambda x: x.amax(-1), 1, 3, torch.uint8),
 }  # fmt: skip
 

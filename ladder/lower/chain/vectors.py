@@ -120,7 +120,7 @@ class Vectors:
 
     def _of_access(self, name: str, index: Index, dtype: str) -> Expr | None:
         """Return the bits of an element of the longest access that is known to hold it; None if none is."""
-        if self.values.guards or BYTES.get(dtype, 0) not in (1, 2, 4):
+        if self.values.guards or dtype not in VECTORS:
             return None
         at = self.values.simplified(self.address(name, index))
         for width in (ACCESS_BYTES >> k for k in range(4)):
