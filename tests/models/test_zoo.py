@@ -103,6 +103,16 @@ def test_a_model_that_no_list_names(name: str) -> None:
     assert (row["outcome"], row["right"]) == ("whole", True), row
 
 
+@pytest.mark.parametrize("name", ["embedding_gemma2_text", "dory"])
+def test_small_configurations_of_layers_that_differ(name: str) -> None:
+    """Heads that vary by layer, which no field of all layers tells; numbers of layers that must add up."""
+    transformers = pytest.importorskip("transformers", minversion="5")
+    if name not in transformers.CONFIG_MAPPING:
+        pytest.skip("this transformers has no such model")
+    made = [*zoo_every.configurations(transformers.CONFIG_MAPPING[name])]
+    assert any(not isinstance(each, Exception) and each.hidden_size == 64 for each in made)
+
+
 @pytest.mark.costly
 def test_rows_of_models_that_no_list_names(tmp_path: Path) -> None:
     work = partial(zoo_every.outcome, options={"eager": True, "device": "cpu"})
