@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import types
 import typing
 import warnings
 
+import torch
 from capture_world import calls, normal, programs_of
 from programs_thrown import ends_recording
 from torch import nn
@@ -309,6 +311,30 @@ def _copies_of_slices():
         return copied.start is bounds.start, copied.stop, bounds.stop, x[copy.deepcopy(slice(1, None))]
 
     return calls(fn, *[lambda: (normal(3),)] * 2)
+
+
+def _extremes_of_tensors():
+    """Sizes that buffers say, as convolutions of codecs have them."""
+    stride, taps = torch.tensor(2), torch.tensor(7)
+
+    def fn(x, more):
+        right = (taps - stride) // 2
+        left = taps - stride - right
+        most, least = max(left, right + more), min(right, 3, more)
+        with contextlib.suppress(RuntimeError):
+            max(x, x)
+        if x.shape[-1] <= most:
+            x = torch.nn.functional.pad(x, (0, most - x.shape[-1] + 1))
+        return (
+            torch.nn.functional.pad(x, (left, right), "reflect"),
+            most,
+            least,
+            max(left, key=None, *[right]),
+        )
+
+    return calls(
+        fn, *[lambda n=n, k=k: (normal(2, n), k) for n, k in ((9, 0), (9, 0), (12, 1), (9, 4), (3, 5))]
+    )
 
 
 programs_of(globals(), "lookup")

@@ -375,6 +375,12 @@ def _object_wrapper(vm: Interpreter, owner: Any, name: str, rest: Any, kwargs: d
     raise CaptureError(f"object.{name}")
 
 
+def _compares(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a builtin compares what the interpreter follows: keys, and tensors given one by one."""
+    tensors = function is not sorted and len(args) > 1 and any(is_a(item, torch.Tensor) for item in args)
+    return tensors or kwargs.get("key") is not None
+
+
 def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a native or Python function that computes plain data or moves references."""
     require_fitting(function, args, kwargs)
@@ -385,7 +391,7 @@ def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
     looking = function in natives.DATA
     if function in natives.OF_TENSORS and any(is_a(item, torch.Tensor) for item in args[:2]):
         return tensor_operator(vm, natives.OF_TENSORS[function], args, kwargs)
-    if function in _POLYFILLS_WITH_KEY and kwargs.get("key") is not None:
+    if function in _POLYFILLS_WITH_KEY and _compares(function, args, kwargs):
         return vm.call_function(pinned_part(vm, _POLYFILLS_WITH_KEY[function]), args, kwargs)
     if function is repr and len(args) == 1 and not kwargs:
         if says_its_arguments(vm, args[0], "__repr__"):

@@ -472,11 +472,11 @@ def sorted_(items: Iterable[Any], /, *, key: Any = None, reverse: bool = False) 
     return [values[index] for index in order(keys, reverse)]
 
 
-def min_(*items: Any, key: Any, **default: Any) -> Any:
-    """Stand for `min` with a key."""
+def min_(*items: Any, key: Any = None, **default: Any) -> Any:
+    """Stand for `min` with a key, or of tensors."""
     best = best_key = _MISSING
     for item in items if len(items) > 1 else items[0]:
-        now = key(item)
+        now = item if key is None else key(item)
         if best_key is _MISSING or now < best_key:
             best, best_key = item, now
     if best is _MISSING:
@@ -484,11 +484,11 @@ def min_(*items: Any, key: Any, **default: Any) -> Any:
     return best
 
 
-def max_(*items: Any, key: Any, **default: Any) -> Any:
-    """Stand for `max` with a key."""
+def max_(*items: Any, key: Any = None, **default: Any) -> Any:
+    """Stand for `max` with a key, or of tensors."""
     best = best_key = _MISSING
     for item in items if len(items) > 1 else items[0]:
-        now = key(item)
+        now = item if key is None else key(item)
         if best_key is _MISSING or now > best_key:
             best, best_key = item, now
     if best is _MISSING:
