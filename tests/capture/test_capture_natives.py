@@ -482,3 +482,19 @@ def test_programs_may_ask_what_gpus_can(some: bool, device, monkeypatch: pytest.
         assert found == capability
         torch.testing.assert_close(y, expected)
     assert "graph break" not in fast.explain()
+
+
+def test_nested_tensors_are_written_in_place():
+    def function(x):
+        x = x.clone()
+        kept = x * 2
+        x.add_(x)
+        x.mul_(3.0)
+        return kept, x
+
+    fast = capture(function)
+    for rows in (2, 2, 3):
+        given = torch.nested.nested_tensor([torch.rand(2), torch.rand(rows)])
+        for found, want in zip(fast(given), function(given), strict=True):
+            pairs = zip(found.unbind(), want.unbind(), strict=True)
+            assert all(torch.equal(mine, its) for mine, its in pairs)

@@ -103,7 +103,7 @@ class Monitor(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for item in tensors:
             self.mutated.add(storage_of(item))
             self.counted[storage_of(item)] += times
-        return tensors
+        return [item for item in tensors if not item.is_nested]  # those have no place
 
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
