@@ -213,7 +213,7 @@ def _column(gemm: Gemm, pipeline: str) -> Gemm:
     plain = replace(of_any_n(gemm), bias=False, epilogue=(), residual=False, factor=False)
     if pipeline not in ("wgmma", "mma"):
         return plain
-    windows = Windows((1, 1), (2, 2)) if gemm.windows else None
+    windows = Windows((1, 1), (2, 2), features=gemm.windows.features) if gemm.windows else None
     channels = gcd(gemm.channels, CHANNEL_PIECES) if windows else CHANNEL_PIECES
     grouped = gemm.group_size < gemm.k
     k = channels * (2 * gemm.group_size + 1 if grouped else 3)  # an odd multiple: divisible by no more

@@ -27,6 +27,8 @@ from ladder.rewrite import simplify
 from ladder.runtime.model.joined import filled_up
 from ladder.runtime.model.prepared import prepare
 from ladder.simulate import simulate_launch
+from schedules.legal import is_legal
+from schedules.policy import make_plan
 from targets import get_device
 from tile_types.errors import ShapeError
 
@@ -182,6 +184,18 @@ def test_weights_of_groups_are_filled_up_with_zeros() -> None:
     for rows in (129, 32):
         with pytest.raises(ShapeError, match="2 of 24 features"):
             replace(gemm, n=rows)
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_80", "cuda/sm_89", "cuda/sm_90a", "cuda/sm_100a"])
+@pytest.mark.parametrize(("channels", "features"), [(64, 48), (128, 8), (48, 48), (64, 72)])
+def test_kernels_of_filled_up_groups_have_them(channels: int, features: int, target: str) -> None:
+    """Also where channels are whole rows of tensor copies, which other groups are read by."""
+    windows = Windows((3, 3), padding=(1, 1), groups=4, features=features)
+    rows = 4 * 64 * -(-features // 64)
+    gemm = Gemm(rows, 9 * channels, "float16", scale=False, bias=True, epilogue=("silu",), windows=windows)
+    device = get_device(target)
+    for _, schedule in make_plan(gemm, device).entries:
+        assert is_legal(gemm, device, schedule)
 
 
 def test_groups_that_torch_has_kernels_for_are_left_to_it() -> None:
