@@ -15,8 +15,10 @@ from ladder.partition.repeats import (
     LEAST_READERS,
     LONG_ON_CPUS,
     LONG_ON_GPUS,
+    ONE_STEP,
     READS_ONCE,
     calls_again,
+    is_small_window,
     known,
     works_again,
 )
@@ -333,12 +335,14 @@ class Chains:
         node = self.graph.nodes[self.position[name]]
         if node.operator not in READS_ONCE or READS_ONCE[node.operator](self.graph, node):
             return False
-        todo = [node.inputs[0]]
+        todo, light = [node.inputs[0]], self.units > 0 and is_small_window(self.graph, node)
         while todo:
             below = self.graph.producer(todo.pop())
-            if below.name in members and below.operator != "pad":
+            again = light and below.operator in ONE_STEP
+            if below.name in members and below.operator != "pad" and not again:
                 return True
-            if below.operator == "pad" or self.is_inlined(below):
+            light = light and not again  # one such step is less than storing what it gives
+            if below.operator == "pad" or again or self.is_inlined(below):
                 todo += below.inputs
         return False
 

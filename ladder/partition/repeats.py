@@ -19,8 +19,22 @@ LONG_ON_GPUS = ("sin", "cos")
 """Functions whose code is long on GPUs too, since it reduces arguments of any size: where many elements read
 one result, as heads read a rotary embedding's cosines, storing it is faster."""
 
+ONE_STEP = ("neg", "abs")
+"""Operators of one instruction: GPUs make their results again for each window that reads them."""
+
+SMALL_WINDOW = 16
+"""Elements of a window up to which that is faster than to store and read them."""
+
 LEAST_READERS = 4
 """Least number of readers of an element for which storing it costs less than a call for each."""
+
+
+def is_small_window(graph: Graph, node: Node) -> bool:
+    """Tell whether a node is windows that take each element of an image a few times."""
+    if node.operator != "map":
+        return False
+    read, taken = (known(product(shape)) for shape in (graph.tile(node.inputs[0]).shape, node.tile.shape))
+    return 0 < taken <= SMALL_WINDOW * read
 
 
 def calls_again(graph: Graph, outputs: Sequence[str], functions: Container[str]) -> bool:

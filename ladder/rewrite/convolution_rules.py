@@ -18,7 +18,7 @@ from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Node
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.rewrite.rules import Match, Rule, Rules, pattern
-from ladder.rewrite.transpose_rules import DEPTHWISE, axis_runs, channels_first, is_turned
+from ladder.rewrite.transpose_rules import DEPTHWISE, DEPTHWISE_FIRST, axis_runs, channels_first, is_turned
 from schedules.row_panels import Registers, are_few, registers_of
 from targets import TileDevice
 from tile_types.errors import ShapeError
@@ -154,7 +154,7 @@ def lone(device: TileDevice | None) -> Rules:
     return _unless(partial(_stays, registers=registers_of(device)), TURNED + DEPTHWISE)
 
 
-OURS_LAST: Rules = _unless(_is_library, TURNED + DEPTHWISE)
+OURS_LAST: Rules = _unless(_is_library, TURNED + DEPTHWISE) + DEPTHWISE_FIRST
 """For NVIDIA's GPUs: cuDNN convolves float32 images as they lie faster than anything after a copy."""
 
 

@@ -254,11 +254,43 @@ def _depthwise(match: Match) -> str | None:
     spec = _spec(axes, (indexing.result[0], *outer, channel, *taps))
     value = match.builder.add("map", inner, spec=spec, sizes=given["sizes"], pad=given["pad"])
     flat = match.builder.add("reshape", weight, shape=(shape[0], *shape[3:]))
-    value = match.builder.add("mul", _typed(match, value, "float32"), _typed(match, flat, "float32"))
-    for _ in taps:
+    return match.builder.add(
+        "reshape", _turned(match, _summed(match, value, flat, len(taps))), shape=match.root.tile.shape
+    )
+
+
+def _summed(match: Match, windows: str, weight: str, axes: int) -> str:
+    """Return the sums along the last axes of windows times a weight, in the type of the match."""
+    value = match.builder.add("mul", _typed(match, windows, "float32"), _typed(match, weight, "float32"))
+    for _ in range(axes):
         axis = len(match.builder.tile(value).shape) - 1
         value = match.builder.add("reduce_sum", value, axis=axis, keep=False)
-    value = _turned(match, _typed(match, value, match.root.tile.ttype.name))
+    return _typed(match, value, match.root.tile.ttype.name)
+
+
+MOST_TAPS = 49
+"""Products of a channel by itself up to which sums over windows of images as they lie are bound by memory."""
+
+
+def _depthwise_as_it_lies(match: Match) -> str | None:
+    """Convolution of each channel of x by itself -> sums over windows, channels first."""
+    given = node_attributes(match.root)
+    indexing = parse_indexing(given["spec"])
+    image, kernel = indexing.operands
+    rows, shape = (match.builder.tile(value).shape for value in match.root.inputs)
+    taps = product(shape[3:])
+    if image[1].index != kernel[0].index or tuple(shape[1:3]) != (1, 1) or rows[2] != 1:
+        return None
+    if not isinstance(taps, int) or not 1 < taps <= MOST_TAPS:
+        return None
+    names = [str(axis.index) for axis in kernel[3:]]
+    spec = _spec((*image[:2], *image[3:]), (*indexing.result[:2], *indexing.result[3:], *names))
+    x, weight = match.root.inputs
+    closed = match.builder.add("reshape", x, shape=(*rows[:2], *rows[3:]))
+    value = match.builder.add("map", closed, spec=spec, sizes=given["sizes"], pad=given["pad"])
+    outputs = (1,) * len(shape[3:])
+    flat = match.builder.add("reshape", weight, shape=(shape[0], *outputs, *shape[3:]))
+    value = _summed(match, value, flat, len(names))
     return match.builder.add("reshape", value, shape=match.root.tile.shape)
 
 
@@ -308,6 +340,8 @@ REPEATS = pattern("reshape", pattern("broadcast", pattern("reshape", "x", name="
 """Elements that stand several times side by side: an image made larger."""
 
 DEPTHWISE: Rules = (Rule("channels by themselves", pattern("contract"), _depthwise),)
+
+DEPTHWISE_FIRST: Rules = (Rule("channels by themselves, first", pattern("contract"), _depthwise_as_it_lies),)
 
 TRANSPOSE_SINKING: Rules = (
     Rule("channels last in windows", pattern("map"), _sink_windows),

@@ -257,7 +257,7 @@ def test_convolutions_of_three_axes_keep_their_weight_in_order(groups: int) -> N
 @pytest.mark.parametrize("target", ["cuda/sm_90a", "cpu/avx2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_float32_images_stay_as_they_lie_on_gpus(dtype: torch.dtype, target: str) -> None:
-    """cuDNN convolves them so; halves, and all on CPUs, have channels last, where depthwise ones are sums."""
+    """cuDNN convolves them so; halves, and all on CPUs, have channels last. Depthwise ones are sums."""
     weights = (torch.randn(8, 6, 3, 3), torch.randn(8, 1, 3, 3), torch.randn(4, 8, 1, 1))
     given = [each.to(dtype) for each in (torch.randn(2, 6, 9, 8), *weights)]
 
@@ -271,7 +271,7 @@ def test_float32_images_stay_as_they_lie_on_gpus(dtype: torch.dtype, target: str
     graph = simplify(plain, get_device(target))
     operators = [node.operator for node in graph.nodes]
     stay = dtype == torch.float32 and target.startswith("cuda")
-    assert operators.count("contract") == (3 if stay else 2)
+    assert operators.count("contract") == 2
     assert ("transpose" in operators) == (not stay)
     values = [each.double().numpy() for each in given]
     assert np.allclose(evaluate(graph, values), evaluate(plain, values), atol=1e-5)
@@ -294,3 +294,25 @@ def simulate(graph: Graph) -> None:
     expected = evaluate(graph, inputs)
     for got, exact in zip(outputs, expected if isinstance(expected, tuple) else (expected,), strict=True):
         assert np.linalg.norm(got.astype(np.float64) - exact) < 1e-3 * np.linalg.norm(exact)
+
+
+OWN = {
+    "odd rows": ((2, 3, 9, 7), 3, {"padding": 1}),
+    "steps of two": ((1, 5, 8, 12), 5, {"padding": 2, "stride": 2}),
+    "gaps, one side alone": ((2, 4, 11, 10), (1, 3), {"padding": (0, 2), "dilation": 2}),
+    "seven by seven": ((1, 2, 8, 16), 7, {"padding": 3}),
+}
+
+
+@pytest.mark.parametrize("case", OWN)
+def test_channels_by_themselves_are_sums_where_they_lie(case: str) -> None:
+    """In float32 on NVIDIA's GPUs: one kernel with what is before and behind, and no copy."""
+    shape, taps, settings = OWN[case]
+    torch.manual_seed(0)
+    layer = nn.Conv2d(shape[1], shape[1], taps, groups=shape[1], **settings).eval().requires_grad_(False)
+    x = torch.randn(shape)
+    prepared = prepare(graph_of(layer, x), get_device("cuda/sm_90a"))
+    (part,) = (part for part in prepared.parts if part.kind != "view")
+    assert part.kind == "chain"
+    assert "transpose" not in part.operators
+    simulate(part.graph)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import ladder
 from ladder.frontend.torch_fx import import_fx
 from ladder.rewrite import simplify
+from ladder.runtime.model.prepared import prepare
 from targets import get_device
 
 CASES: dict[str, Any] = {
@@ -72,3 +73,19 @@ def test_positions_and_open_sizes_stay_with_torch() -> None:
         x = special(2, 24, size, size + 1)
         expected = F.avg_pool2d(x + 1, 3, 2, 1, True, False)
         torch.testing.assert_close(wide(x), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(("window", "parts"), [(3, 1), (5, 2)])
+def test_one_step_is_made_again_for_each_small_window_on_gpus(window: int, parts: int) -> None:
+    """So nothing is stored for windows of nine elements; those of 25 read what is stored."""
+    x = special(2, 8, 24, 32)
+
+    def thickness(x: Tensor) -> Tensor:
+        return F.max_pool2d(x, window, 1, window // 2) + F.max_pool2d(-x, window, 1, window // 2)
+
+    program = import_fx(make_fx(thickness)(x), [x])
+    prepared = prepare(program, get_device("cuda/sm_90a"))
+    assert [part.kind for part in prepared.parts] == ["chain"] * parts
+    if parts == 1:
+        (found,) = run_chain(prepared.parts[0].graph, [x], "cuda/sm_90a")
+        torch.testing.assert_close(found, thickness(x), equal_nan=True)
