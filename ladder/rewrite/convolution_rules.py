@@ -18,7 +18,14 @@ from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Node
 from ladder.ir.indexing import Affine, Indexing, parse_indexing
 from ladder.rewrite.rules import Match, Rule, Rules, pattern
-from ladder.rewrite.transpose_rules import DEPTHWISE, DEPTHWISE_FIRST, axis_runs, channels_first, is_turned
+from ladder.rewrite.transpose_rules import (
+    DEPTHWISE,
+    DEPTHWISE_FIRST,
+    axis_runs,
+    channels_first,
+    is_turned,
+    sum_of_windows,
+)
 from schedules.row_panels import Registers, are_few, registers_of
 from targets import TileDevice
 from tile_types.errors import ShapeError
@@ -296,12 +303,7 @@ def _sum_windows(match: Match) -> str | None:
     spec = str(Indexing((axes,), (*result, *names)))
     sizes = tuple((name, extent) for name, extent in given["sizes"] if name != features)
     value = match.builder.add("map", opened, spec=spec, sizes=sizes, pad=given["pad"])
-    value = match.builder.add("convert", value, type="float32")
-    value = match.builder.add("mul", value, match.builder.add("convert", weight, type="float32"))
-    for _ in names:
-        axis = len(match.builder.tile(value).shape) - 1
-        value = match.builder.add("reduce_sum", value, axis=axis, keep=False)
-    return match.builder.add("convert", value, type=match.root.tile.ttype.name)
+    return sum_of_windows(match, value, weight, len(names))
 
 
 def _pad_channels(match: Match) -> str | None:

@@ -255,13 +255,14 @@ def _depthwise(match: Match) -> str | None:
     value = match.builder.add("map", inner, spec=spec, sizes=given["sizes"], pad=given["pad"])
     flat = match.builder.add("reshape", weight, shape=(shape[0], *shape[3:]))
     return match.builder.add(
-        "reshape", _turned(match, _summed(match, value, flat, len(taps))), shape=match.root.tile.shape
+        "reshape", _turned(match, sum_of_windows(match, value, flat, len(taps))), shape=match.root.tile.shape
     )
 
 
-def _summed(match: Match, windows: str, weight: str, axes: int) -> str:
+def sum_of_windows(match: Match, windows: str, weight: str, axes: int) -> str:
     """Return the sums along the last axes of windows times a weight, in the type of the match."""
-    value = match.builder.add("mul", _typed(match, windows, "float32"), _typed(match, weight, "float32"))
+    computed = "float64" if match.root.tile.ttype.name == "float64" else "float32"
+    value = match.builder.add("mul", _typed(match, windows, computed), _typed(match, weight, computed))
     for _ in range(axes):
         axis = len(match.builder.tile(value).shape) - 1
         value = match.builder.add("reduce_sum", value, axis=axis, keep=False)
@@ -290,7 +291,7 @@ def _depthwise_as_it_lies(match: Match) -> str | None:
     value = match.builder.add("map", closed, spec=spec, sizes=given["sizes"], pad=given["pad"])
     outputs = (1,) * len(shape[3:])
     flat = match.builder.add("reshape", weight, shape=(shape[0], *outputs, *shape[3:]))
-    value = _summed(match, value, flat, len(names))
+    value = sum_of_windows(match, value, flat, len(names))
     return match.builder.add("reshape", value, shape=match.root.tile.shape)
 
 

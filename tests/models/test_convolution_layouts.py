@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import ladder
+from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
 from ladder.partition.chains import scattered_windows
+from ladder.rewrite import simplify
+from targets import get_device
 
 
 class Mixed(nn.Module):
@@ -84,6 +88,30 @@ def test_channels_by_themselves(case: str) -> None:
             assert found.shape == expected.shape
             assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
     assert not fast.refused
+
+
+def test_float64_is_summed_in_float64() -> None:
+    model = depthwise(channels=20, taps=3, padding=1).double()
+    x, fast = torch.randn(2, 4, 8, 8, dtype=torch.float64), ladder.compile(model)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_float64_is_summed_in_float64_on_gpus(groups: int) -> None:
+    layer = nn.Conv2d(3, 24, 3, groups=groups).double().eval()
+    own = nn.Conv2d(24, 24, 3, groups=24).double().eval()
+    weights = [layer.weight.detach(), own.weight.detach()]
+
+    def net(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        y = torch.nn.functional.conv2d(x, first, groups=groups)
+        return torch.nn.functional.conv2d(y, second, groups=24)
+
+    given = [torch.randn(2, 3, 9, 8, dtype=torch.float64), *weights]
+    graph = simplify(import_fx(make_fx(net)(*given), given).graph, get_device("cuda/sm_90a"))
+    assert {node.tile.ttype.name for node in graph.nodes} == {"float64"}
+    assert any(node.operator == "map" for node in graph.nodes)
 
 
 def test_special_values_stay_in_their_windows() -> None:
