@@ -327,7 +327,7 @@ def _gemv_values(gemm: Gemm, schedule: GpuSchedule) -> int:
         # In flight, and as many at least of a tile; tiles of small groups are multiplied by halves (ptxas).
         held = sum(4 * -(-words // 128) for words in value_words(gemm, schedule))
         return 2 * held - 12 + (schedule.warp_rows // 2 if schedule.placement == "accumulator" else 0)
-    group = scale_span(gemm) or gemm.k
+    group = scale_span(gemm) or padded(gemm.k)
     values = (2 if gemm.scale else 0) + {"none": 0, "integer": 2, "float": 4}[gemm.zero]
     shared = gcd(schedule.stages, max(1, group // 64)) if gemm.group_size < gemm.k else schedule.stages
     return schedule.warp_rows // 16 * (values * max(1, 64 // group) * schedule.stages // shared)
@@ -382,7 +382,7 @@ def tensor_columns(schedule: GpuSchedule) -> int:
 def _fetched(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the registers of a row tile's packed words, scales and zero points of one slab."""
     wide = lane_of(gemm.activation) == 16
-    group = gemm.k if gemm.group_size >= gemm.k else packed_group(gemm.group_size, gemm.k)
+    group = packed_group(gemm.group_size, gemm.k)
     rows = max(1, SWIZZLE_ROW // operand_bytes(gemm) // group)
     fused = 1 + (gemm.activation == "float16" and gemm.zero == "none")
     factors = (gemm.scale * fused if wide else 0) + {"none": 0, "integer": 1, "float": 2}[gemm.zero]

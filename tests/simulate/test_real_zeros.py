@@ -114,3 +114,17 @@ def test_zero_points_that_no_code_comes_near_are_refused() -> None:
     with pytest.raises(ConversionError, match=r"a zero point of 100000 .* use bfloat16"):
         within_reach(matrix, "float16")
     assert within_reach(matrix, "bfloat16") is matrix
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_80", "cuda/sm_90a", "cuda/sm_100a", "rocm/gfx942"])
+@pytest.mark.parametrize(("k", "m"), [(1, 1), (1, 40), (2, 5)])
+def test_one_scale_and_zero_point_serve_rows_of_one_element(k: int, m: int, target: str) -> None:
+    """A group that is shorter than a tile, but all of K, is one value of a row, not one of each element."""
+    rng = np.random.default_rng(k)
+    operator = ladder.Matmul(N=5, K=k, weight="int4", activation="float16", zero="float", target=target)
+    weight = quantize(rng.normal(size=(5, k)).astype(np.float32), "int4", group_size=k, zero="float")
+    x = rng.normal(size=(m, k)).astype(np.float16)
+    result = simulate(operator, torch.from_numpy(x), operator.pack(weight))
+    assert not result.findings, result.report()
+    exact = x.astype(np.float64) @ np.asarray(weight.dequantize(), np.float64).T
+    assert np.linalg.norm(result.outputs[0] - exact) <= 2e-3 * np.linalg.norm(exact)
