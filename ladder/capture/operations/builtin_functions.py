@@ -16,7 +16,6 @@ from ladder.capture.heap.nodes import CaptureError, Dynamic
 from ladder.capture.interpreter.exceptions import handled_error
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.interpreter.opcodes import STOP
-from ladder.capture.interpreter.recording import of_program
 from ladder.capture.operations.attribute_stores import delete_attr, store_attr
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.counts import counted_metadata, is_counted
@@ -60,19 +59,6 @@ def _is_plain_object(vm: Interpreter, kind: type) -> bool:
     for name in (*polyfills.OF_OBJECTS, *polyfills.OF_PICKLING):
         vm.heap.class_attribute(kind, name)
     return polyfills.is_plain_object(kind)
-
-
-def _share_memory(vm: Interpreter, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether tensors share memory, guarded; if so, copies are made natively from the next run on."""
-    if polyfills.share_memory(one, other):
-        vm.stop("copies that share memory", of_program(vm, vm.here()))
-        return True
-    outside = [node for node in vm.heap.nodes.values() if node.external and is_a(node.obj, torch.Tensor)]
-    lie = [[node.var for node in outside if polyfills.share_memory(node.obj, item)] for item in (one, other)]
-    if all(lie):
-        text = f"{vm.heap.constant(polyfills.share_memory)}({lie[0][0]}, {lie[1][0]})"
-        vm.heap.guard.check(f"not {text}", "two tensors share no memory")
-    return False
 
 
 def _frames_needed(vm: Interpreter, *args: Any, **kwargs: Any) -> Any:
@@ -295,7 +281,6 @@ BUILTINS: dict[Any, Callable[..., Any]] = {
     sys.exc_info: _exc_info,
     polyfills.identity: _identity,
     polyfills.is_plain_object: _is_plain_object,
-    polyfills.share_memory: _share_memory,
     torch._C._InferenceMode: enter_inference,
 }
 """Builtin -> ``do(vm, *args, **kwargs)``."""

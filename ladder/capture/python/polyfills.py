@@ -186,9 +186,6 @@ def _deepcopy_object(value: Any, kind: Any, memo: dict[int, Any], key: int) -> A
         for name, item in value.items():
             made[deepcopy_(name, memo)] = deepcopy_(item, memo)
         return made
-    if kind is torch.Tensor and not value.__dict__:
-        made = memo[key] = _deepcopy_tensor(value, memo)
-        return made
     copier = getattr(value, "__deepcopy__", None)
     if copier is not None:
         made = memo[key] = copier(memo)
@@ -199,28 +196,6 @@ def _deepcopy_object(value: Any, kind: Any, memo: dict[int, Any], key: int) -> A
     for name, item in value.__dict__.items():
         made.__dict__[name] = deepcopy_(item, memo)
     return made
-
-
-def _deepcopy_tensor(value: Any, memo: Any) -> Any:
-    """Copy a tensor: its copy shares memory with those of tensors that share memory with it."""
-    copies = memo.setdefault("tensors", [])
-    made = None
-    for other, copied in copies:
-        if made is None and share_memory(other, value):
-            lies = value.storage_offset(), value.size(), value.stride()
-            made = value.detach().new_empty(0).set_(copied.untyped_storage(), *lies)
-            made.requires_grad_(value.requires_grad)
-    if made is None:
-        made = value.__deepcopy__({})
-    copies.append((value, made))
-    return made
-
-
-def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether copies of two tensors lie in one storage; the interpreter records none that do."""
-    if any(item.layout is not torch.strided or item.is_conj() or item.is_neg() for item in (one, other)):
-        return False
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 class FunctionContext:
