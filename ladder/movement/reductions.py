@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ladder.ir.build import node_attributes
-from ladder.ir.extents import larger, product, total
+from ladder.ir.extents import Shape, larger, product, total
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.movement.row_joins import reduced_place
@@ -102,10 +102,15 @@ def reduced_elements(graph: Graph, values: Sequence[str]) -> Extent:
 
 def _operand(graph: Graph, node: Node) -> tuple[Extent, list[Below]]:
     """Return the extent that a reduction runs along, and the first reductions below what it reads there."""
-    shape = graph.tile(node.inputs[0]).shape
-    axis = node_attributes(node)["axis"] % len(shape)
+    shape, axis = _along(graph, node)
     place = tuple(frozenset({"k"} if at == axis else ()) for at in range(len(shape)))
     return shape[axis], _below(graph, node.inputs[0], place)
+
+
+def _along(graph: Graph, node: Node) -> tuple[Shape, int]:
+    """Return the shape of what a reduction reads, and the axis that it runs along."""
+    shape = graph.tile(node.inputs[0]).shape
+    return shape, int(node_attributes(node)["axis"]) % len(shape)
 
 
 def positions(graph: Graph, node: Node) -> Extent:
@@ -119,9 +124,5 @@ def positions(graph: Graph, node: Node) -> Extent:
 
 def reduced_extents(graph: Graph) -> list[Extent]:
     """Return the extents of the axes that a chain reduces."""
-    found = []
-    for node in graph.nodes:
-        if node.operator in REDUCTIONS:
-            shape = graph.tile(node.inputs[0]).shape
-            found.append(shape[int(node_attributes(node)["axis"]) % len(shape)])
-    return found
+    along = (_along(graph, node) for node in graph.nodes if node.operator in REDUCTIONS)
+    return [shape[axis] for shape, axis in along]

@@ -20,6 +20,7 @@ from ladder.partition.repeats import (
     calls_again,
     is_small_window,
     known,
+    read_and_taken,
     works_again,
 )
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, loop_extents, row_axes
@@ -426,7 +427,7 @@ def scattered_windows(graph: Graph, taken: Container[str]) -> frozenset[str]:
 
 def _overlaps(graph: Graph, node: Node) -> bool:
     """Tell whether windows take elements several times; of open sizes, that they do."""
-    read, taken = (known(product(shape)) for shape in (graph.tile(node.inputs[0]).shape, node.tile.shape))
+    read, taken = read_and_taken(graph, node)
     return not taken or taken > read
 
 

@@ -31,10 +31,13 @@ LEAST_READERS = 4
 
 def is_small_window(graph: Graph, node: Node) -> bool:
     """Tell whether a node is windows that take each element of an image a few times."""
-    if node.operator != "map":
-        return False
-    read, taken = (known(product(shape)) for shape in (graph.tile(node.inputs[0]).shape, node.tile.shape))
-    return 0 < taken <= SMALL_WINDOW * read
+    read, taken = read_and_taken(graph, node)
+    return node.operator == "map" and 0 < taken <= SMALL_WINDOW * read
+
+
+def read_and_taken(graph: Graph, node: Node) -> tuple[int, int]:
+    """Return the elements of what a node reads first, and of its result; 0 for an open number."""
+    return known(product(graph.tile(node.inputs[0]).shape)), known(product(node.tile.shape))
 
 
 def calls_again(graph: Graph, outputs: Sequence[str], functions: Container[str]) -> bool:

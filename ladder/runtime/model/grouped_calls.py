@@ -20,7 +20,8 @@ PRODUCT = "ladder.grouped_product.default"
 SLOTTED = "ladder.named_product.default"
 """The same of rows each of which names its matrix."""
 
-COPIED = "ladder.laid_out.default"
+LAID_OUT = "ladder.laid_out.default"
+"""What copies rows into an order of memory, or gives them as they are."""
 
 
 def with_grouped_products(graph: Graph, device: TileDevice) -> Graph:
@@ -49,6 +50,6 @@ def _rewritten(graph: Graph, node: Node, device: TileDevice) -> Node:
         return node
     given |= {"target": PRODUCT, "arguments": (*given["arguments"], whole)}
     rows = graph.producer(node.inputs[0])
-    laid = rows.operator == "call" and node_attributes(rows)["target"] == COPIED
+    laid = rows.operator == "call" and node_attributes(rows)["target"] == LAID_OUT
     inputs = (rows.inputs[0] if laid else node.inputs[0], *node.inputs[1:])
     return replace(node, inputs=inputs, attributes=tuple(sorted(given.items())))

@@ -17,7 +17,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.partition.subgraphs import engine, needed
-from ladder.runtime.model.grouped_calls import PRODUCT, SLOTTED
+from ladder.runtime.model.grouped_calls import LAID_OUT, PRODUCT, SLOTTED
 from ladder.runtime.model.nodes import EVALUATED, graph_run
 from ladder.runtime.model.sizes import CallSizes
 from tile_types import get_type
@@ -29,7 +29,6 @@ are."""
 
 SORTS = ("aten.sort.default", "aten.sort.stable")
 INDEX, HISTOGRAM, SUMS = "aten.index.Tensor", "aten.histc.default", "aten.cumsum.default"
-COPIED = "ladder.laid_out.default"
 
 
 def with_unsorted_rows(graph: Graph) -> Graph:
@@ -173,7 +172,7 @@ class _Reader:
             alone = len(self.graph.tile(places).shape) == 1
             return alone and table not in self.permuted and places in self.permuted
         self.permuted.add(node.name)
-        return target == COPIED
+        return target == LAID_OUT
 
     def _is_sorted(self, value: str) -> bool:
         node = self.graph.producer(value)
