@@ -175,6 +175,15 @@ def test_columns_of_blocks(case: str, target: str, ttype: str) -> None:
             assert np.linalg.norm(found - exact) <= bound * np.linalg.norm(exact) + 1e-12
 
 
+@pytest.mark.parametrize("columns", [64, 37])
+def test_what_is_read_of_few_positions_stays_in_registers(columns: int) -> None:
+    """Vectors of columns, and single elements where rows do not begin with one: each is loaded once."""
+    graph = softmax((3, 96, columns), 1, "float16")
+    mapping = Mapping(256, 4 if columns == 64 else 1, across=8)
+    text = emit_chain(graph, H200, "chain", mapping).script()
+    assert text.count("T.ptx.ld(") == 3  # 96 positions by 32 lanes
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_what_is_no_number_stays_in_its_column(target: str) -> None:
     for make, special in ((summed, np.nan), (largest, np.nan), (largest, np.inf), (spread, np.inf)):

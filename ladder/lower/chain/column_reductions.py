@@ -18,6 +18,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import tirx as T
 
+from ladder.ir.extents import product
 from ladder.ir.graph import Node
 from ladder.lower import Expr
 from ladder.lower import builder as b
@@ -31,6 +32,9 @@ from schedules.schedule import check
 
 VECTOR_LOADS, SINGLE_LOADS = 4, 8
 """Positions that a lane loads before it reduces them: of vectors, and of single elements."""
+
+HELD_WORDS = 32
+"""Registers in which a lane keeps what it read for the first reduction, for the next and for results."""
 
 MOST_WORDS = 12 << 10
 """32-bit words of shared memory that blocks have on every GPU."""
@@ -88,6 +92,8 @@ class ColumnReductions:
         """Columns of a block."""
         check(self.set <= self.threads, "a block has more columns than threads")
         check(self.words() <= MOST_WORDS, "parts of columns take more shared memory than a block has")
+        self.held: dict[Index, list[tuple[Index, Expr | None, dict[Any, Any]]]] = {}
+        """Extents of positions -> of each that a lane has: its index, whether it is one, and what is read."""
 
     # ---- what is reduced -----------------------------------------------------------------------------
     def positions(self, value: str) -> Index:
@@ -193,46 +199,78 @@ class ColumnReductions:
         """Emit the elements of a result in a lane's vector of columns, at every n-th position."""
         nest, shape = self.nest, self.nest.shape(value)[self.leading : -self.axes]
         dtype = stored_type(nest.graph.tile(value).ttype.name)
-        for number, within in self.rounds(prod(shape), first):
-            nest.values.forget()
-            position = nest.bound_index(number, shape)
+        for position, within in self.rounds(shape, first):
             places = [self.place(row, position, column) for column in columns]
             found = nest.elements(value, places)
             with nest.where(within), nest.placed(value, places) as target:
                 nest.vectors.store(nest.results[value], dtype, target, found)
-            nest.vectors.words.clear()
-        nest.values.forget()
 
-    def rounds(self, count: Expr, first: Expr) -> Iterator[tuple[Expr, Expr]]:
+    def rounds(self, extents: Sequence[Expr], first: Expr) -> Iterator[tuple[Index, Expr | None]]:
         """Emit a lane's loop over positions: yields each and whether it is one; beyond, it is the last one.
 
-        So many are unrolled in a turn that loads do not wait for one another.
+        None: it is. So many are unrolled in a turn that loads do not wait for one another; what is read of
+        few positions stays in registers.
         """
-        nest, step = self.nest, self.threads // self.lanes
-        loads = loads_of(count, step, VECTOR_LOADS if self.width > 2 else SINGLE_LOADS)
-        turns = nest.values.simplified(tirx.floordiv(count + step * loads - 1, step * loads))
-        with nest.loop(turns) as turn:
-            for part in range(loads):
-                number = b.bind((turn * loads + part) * step + first)
-                position = b.bind(tirx.min(number, count - 1))
-                nest.within(position, count)
-                yield position, number < count
+        nest, count, step = self.nest, prod(extents), self.threads // self.lanes
+        if self.holds(count, step):
+            key = tuple(extents)
+            if key not in self.held:
+                numbers = range(0, count, step)
+                self.held[key] = [(*self.position(at + first, extents, count, step), {}) for at in numbers]
+            nest.vectors.holds = True
+            for position, within, words in self.held[key]:
+                nest.values.forget()
+                nest.vectors.words = words
+                yield position, within
+            nest.vectors.holds = False
+        else:
+            loads = loads_of(count, step, VECTOR_LOADS if self.width > 2 else SINGLE_LOADS)
+            share = step * loads
+            with nest.loop(nest.values.simplified(tirx.floordiv(count + share - 1, share))) as turn:
+                for part in range(loads):
+                    nest.values.forget()
+                    nest.vectors.words = {}
+                    yield self.position((turn * loads + part) * step + first, extents, count, share)
+        nest.vectors.words = {}
+        nest.values.forget()
+
+    def position(
+        self, number: Expr, extents: Sequence[Expr], count: Expr, share: int
+    ) -> tuple[Index, Expr | None]:
+        """Emit the index of a position by its number, of those that lanes take in whole shares."""
+        number = b.bind(number)
+        if isinstance(count, int) and count % share == 0:
+            self.nest.within(number, count)
+            return self.nest.bound_index(number, extents), None
+        at = b.bind(tirx.min(number, count - 1))
+        self.nest.within(at, count)
+        return self.nest.bound_index(at, extents), number < count
+
+    def holds(self, count: Expr, step: int) -> bool:
+        """Tell whether what a lane reads of all its positions stays in registers for what reads it again."""
+        if not isinstance(count, int) or len(self.phases) + len(self.spread) < 2:
+            return False
+        each = 0
+        for node in self.nest.graph.inputs:
+            elements = product(node.tile.shape)
+            vector = not isinstance(elements, int) or elements >= self.columns
+            size = BYTES.get(stored_type(node.tile.ttype.name), 8)
+            each += max(1, size * self.width // 4) if vector else 1
+        return -(-count // step) * each <= HELD_WORDS
 
     def reduced(self, mine: Sequence[Sequence[Series]], first: Expr) -> list[b.Variable]:
         """Emit what a lane finds of its vector of columns, one series after the other."""
         nest, lead = self.nest, mine[0][0]
         its = [self.reduction(one) for series in mine for one in series]
         totals = [b.Variable(it.dtype, it.neutral) for it in its]
-        for position, within in self.rounds(prod(lead.extents), first):
-            spread = nest.bound_index(position, lead.extents)
+        for spread, within in self.rounds(lead.extents, first):
             found: list[Expr] = []
             for series in mine:
                 inner = [self.innermost(one, spread) for one in series]
                 found += nest.elements(series[0].nodes[-1].inputs[0], inner)
             for it, total, value in zip(its, totals, found, strict=True):
-                total.set(it.combine(total.value, T.if_then_else(within, value, it.neutral)))
-            nest.vectors.words.clear()
-            nest.values.forget()
+                value = value if within is None else T.if_then_else(within, value, it.neutral)
+                total.set(it.combine(total.value, value))
         return totals
 
     def reduction(self, series: Series) -> Reduction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,8 @@ class Vectors:
         self.words: dict[Any, Any] = {}
         self.of_rows = False
         """Whether a thread reads all elements of rows: by accesses that hold some of them, in any order."""
+        self.holds = False
+        """Whether single elements stay in registers as vectors do, to be read again."""
         self.around_borders = False
         """Whether some elements of vectors are at borders: the others are read as parts of vectors."""
         self.side_by_side: set[Any] = set()
@@ -162,11 +165,12 @@ class Vectors:
         return element(self.words[found], lane, dtype)
 
     def _alone(self, name: str, index: Index, dtype: str) -> Expr | None:
-        """Return the bits of an element that conditions guard, loaded under them; None if a plain read does.
+        """Return the bits of an element that is kept, or that conditions guard: loaded under them, else None.
 
         A conditional expression would load it, and wait for it, in one of two branches.
         """
-        if not self.values.guards or self.values.keep is None or BYTES.get(dtype, 0) not in (2, 4, 8):
+        wanted = (bool(self.values.guards) or self.holds) and self.values.keep is not None
+        if not wanted or BYTES.get(dtype, 0) not in (2, 4, 8):
             return None
         guards = [self.values.simplified(guard) for guard in self.values.guards]
         at = self.address(name, index)
@@ -175,8 +179,9 @@ class Vectors:
         if key not in self.words:
             bits = 8 * BYTES[dtype]
             register = b.local(1, f"uint{bits}")
-            b.store(register, tirx.const(0, f"uint{bits}"), 0)
-            with b.when(_all(guards)):
+            if guards:
+                b.store(register, tirx.const(0, f"uint{bits}"), 0)
+            with b.when(_all(guards)) if guards else nullcontext():
                 self.dialect.load_one(register, self.buffers[name], index or (0,))
             self.words[key] = register
         return self.words[key][0]
