@@ -73,6 +73,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
     from ladder.lower.chain.approximation import may_be_approximate
     from ladder.lower.chain.gpu import DIALECTS, GpuChain
+    from ladder.lower.chain.narrowing import narrowed
     from ladder.lower.chain.side_by_side import SideBySide
     from ladder.movement.choose import machine_of, ranked
     from ladder.movement.decompose import contracted
@@ -85,6 +86,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
         plain = replace(plain, graph=contracted(plain.graph))
     else:
         plain = _decomposed(chain, DIALECTS[device.kind].functions)
+    plain = narrowed(plain)
     outputs = plain.graph.outputs
     whole = mapping is not None or any(
         axes(plain.graph, outputs) is not None for axes in (loop_axes, column_axes)
