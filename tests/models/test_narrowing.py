@@ -53,6 +53,18 @@ def chosen() -> Graph:
     return g.finish(g.add("gather", table, least, axis=0))
 
 
+def counted() -> Graph:
+    """Return the last place of a positive number up to each, how many there are, a sum beyond 32 bits."""
+    g = GraphBuilder("chain")
+    x = g.input("x", "float32", (6, 96))
+    above = g.add("less", g.add("constant", value=0.0, type="float32"), x)
+    at = g.add("iota", extent=96, rank=2, axis=1, type="int64")
+    last = g.add("scan_max", g.add("select", above, at, g.add("neg", at)), axis=1)
+    count = g.add("reduce_sum", g.add("convert", above, type="int64"), axis=1)
+    large = g.add("mul", last, g.add("constant", value=float(1 << 24), type="int64"))
+    return g.finish(last, count, g.add("reduce_sum", large, axis=1))
+
+
 def inputs_of(graph: Graph) -> list[Any]:
     rng = np.random.default_rng(0)
     kinds = {"int64": (-(2**45), 2**45, np.int64), "int32": (-(2**31), 2**31, np.int32)}
@@ -66,7 +78,7 @@ def inputs_of(graph: Graph) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("make", "target"),
-    [*((make, target) for make in (biased, stored) for target in TARGETS), (chosen, TARGETS[0])],
+    [*((make, target) for make in (biased, stored, counted) for target in TARGETS), (chosen, TARGETS[0])],
 )
 def test_the_same_numbers(make: Any, target: str) -> None:
     graph = make()

@@ -38,6 +38,9 @@ ENDS: dict[str, Callable[[int, int], int]] = {
 }
 """Operators whose least and largest results are those of some ends of their operands' ranges."""
 
+CHOOSING = ("select", "concat", "reduce_max", "scan_max")
+"""Operators whose results are numbers of their operands."""
+
 READERS = ("less", "less_equal", "equal", "convert", "gather")
 """Operators that make the same of numbers of 32 bits as of 64."""
 
@@ -104,7 +107,11 @@ class _Narrowing:
         if node.operator in ("neg", "abs"):
             most = max(map(abs, ranges[0]))
             return -most, most
-        moved = get_operator(node.operator).engine == "view" or node.operator in ("select", "concat")
+        if node.operator in ("reduce_sum", "scan_sum"):
+            count = self.graph.tile(node.inputs[0]).shape[given["axis"]]
+            low, high = ranges[0]
+            return (min(0, low * count), max(0, high * count)) if isinstance(count, int) else None
+        moved = get_operator(node.operator).engine == "view" or node.operator in CHOOSING
         return (min(low for low, _ in ranges), max(high for _, high in ranges)) if moved else None
 
     def short(self, value: str) -> str:
