@@ -35,6 +35,7 @@ from ladder.rewrite.short_reductions import written_out
 from ladder.rewrite.short_windows import with_moved_copies
 from ladder.rewrite.slices_of_rows import reduced_in_slices
 from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER, as_given
+from ladder.rewrite.wide_windows import WIDE_WINDOWS
 from schedules.attention import has_kernels, is_nvidia
 from targets import TileDevice
 
@@ -76,6 +77,7 @@ TURNING = rewriting("attention writes a token's heads side by side", TURNED)
 WINDOWS = Pass("write short windows out", with_moved_copies)
 
 ROWS = (
+    rewriting("wide windows in steps", WIDE_WINDOWS),
     Pass("compute parts of results", computed_in_part),
     Pass("reduce slices alone", reduced_in_slices),
     Pass("write short reductions out", written_out),
