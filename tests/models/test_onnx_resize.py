@@ -13,6 +13,7 @@ import ladder
 from ladder.runtime.onnx_ops import resize
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
+from tile_types.errors import ShapeError
 
 HOW = {
     "half_pixel": ("round_prefer_floor", True),
@@ -213,3 +214,59 @@ def test_smoothed_pictures_are_torchs_with_margins(
     x[0, 0, 10, 16] = torch.inf
     away = TABLE["Resize"](Operation("Resize", 18, given), x, *args).isfinite()
     assert bool(away[0, 1].all() and away[0, 0, 0].all())
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 6, 1), (1, 1, 9, 4), (2, 3, 1, 8), (1, 1, 1, 1)], ids=str)
+def test_smoothed_pictures_of_one_column(shape: tuple[int, ...]) -> None:
+    """Torch's function reads one element of a column where the result has one."""
+    x, sizes = torch.randn(shape), torch.tensor([*shape[:2], max(1, shape[2] // 3), 1])
+    found = TABLE["Resize"](Operation("Resize", 18, {"mode": "linear", "antialias": 1}), x, None, None, sizes)
+    both = TABLE["Resize"](
+        Operation("Resize", 18, {"mode": "linear", "antialias": 1}),
+        x.unsqueeze(2),
+        None,
+        None,
+        torch.tensor([*sizes[:2], 1, *sizes[2:]]),
+    )
+    torch.testing.assert_close(found, both.squeeze(2), rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_smoothed_codes_are_rounded_between_axes(mode: str) -> None:
+    """Columns first, then rows, as in onnxruntime and Pillow."""
+    x = torch.randint(0, 256, (2, 6, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(5))
+    given = {"mode": mode, "antialias": 1, "cubic_coeff_a": -0.5}
+
+    def resized(x: torch.Tensor, axes: list[int], sizes: list[int]) -> torch.Tensor:
+        return TABLE["Resize"](
+            Operation("Resize", 18, {**given, "axes": axes}), x, None, None, torch.tensor(sizes)
+        )
+
+    columns = resized(x.double(), [2], [3])
+    columns = (columns + 0.5).floor().clamp(0, 255)
+    rows = (resized(columns, [1], [4]) + 0.5).floor().clamp(0, 255)
+    assert torch.equal(resized(x, [1, 2], [4, 3]), rows.to(torch.uint8))
+    assert resized(x.to(torch.int32), [2], [3]).dtype == torch.int32
+    assert resized(x[:, :0], [2], [3]).shape == (2, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "scales", "sizes"),
+    [
+        ({"axes": [3]}, [2.0], None),
+        ({"axes": [1, -2]}, [2.0, 2.0], None),
+        ({}, [2.0, 2.0], None),
+        ({}, [1.0, 1.0, float("nan")], None),
+        ({}, [1.0, 1.0, float("inf")], None),
+        ({}, None, [2, 3, 4, 5]),
+        ({}, None, [2, 3, -4]),
+    ],
+    ids=str,
+)
+def test_other_numbers_than_axes_are_one_error(
+    given: dict[str, list[int]], scales: list[float] | None, sizes: list[int] | None
+) -> None:
+    op = Operation("Resize", 18, given)
+    args = [None if value is None else torch.tensor(value) for value in (scales, sizes)]
+    with pytest.raises(ShapeError, match=r"^Resize"):
+        TABLE["Resize"](op, torch.randn(2, 3, 4), None, *args)

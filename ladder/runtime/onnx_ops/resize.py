@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from math import ceil, prod
+from math import ceil, inf, prod
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from ladder.runtime.onnx_ops.moves import moving
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.resampled import have_kernels, interpolated, picked
+from tile_types.errors import ShapeError
 
 Place = Callable[[Any, float, int, int, float, float], Any]
 """``(x of the result, scale, extent, new extent, begin, end of the region) -> x of the operand``."""
@@ -25,6 +26,7 @@ def _symmetric(x: Any, scale: float, extent: int, out: int, begin: float, end: f
 
 
 def _corners(x: Any, scale: float, extent: int, out: int, begin: float, end: float) -> Any:
+    """A scaled extent may have a fraction, as in the standard's reference; onnxruntime takes whole ones."""
     length = scale * extent
     return x * (extent - 1) / (length - 1) if length != 1 else 0 * x
 
@@ -92,19 +94,37 @@ def axis_taps(op: Operation, places: Any, extent: int, scale: float) -> tuple[An
     return taps.clamp(0, extent - 1), weights
 
 
+def _axes(op: Operation, rank: int) -> list[int]:
+    """Return the axes that are resized, each once; ShapeError if they are none of the operand's."""
+    axes = [int(axis) for axis in op.get("axes") or range(rank)]
+    if any(not -rank <= axis < rank for axis in axes) or len({axis % rank for axis in axes}) != len(axes):
+        raise ShapeError(f"{op.name} of axes {axes}: the operand has {rank}, each is named once")
+    return [axis % rank for axis in axes]
+
+
+def _one_each(op: Operation, what: str, values: list[Any], axes: Sequence[int]) -> list[Any]:
+    """Return finite numbers, one for each axis; ShapeError if there are others, or less than 0."""
+    if len(values) != len(axes) or not all(0 <= value < inf for value in values):
+        raise ShapeError(f"{op.name}: {what} {values} for {len(axes)} axes")
+    return values
+
+
 def _roi(op: Operation, roi: Any, axes: Sequence[int]) -> list[tuple[float, float]]:
-    if roi is None or not roi.numel():
+    mode = op.get("coordinate_transformation_mode")
+    if roi is None or not roi.numel() or mode != "tf_crop_and_resize":
         return [(0.0, 1.0)] * len(axes)
     values = roi.tolist()
+    if len(values) != 2 * len(axes):
+        raise ShapeError(f"{op.name}: a region of {len(values)} numbers for {len(axes)} axes")
     return list(zip(values[: len(axes)], values[len(axes) :], strict=True))
 
 
 def _targets(op: Operation, x: Any, scales: Any, sizes: Any, axes: Sequence[int]) -> list[tuple[int, float]]:
     """Return the new extent and the scale of each axis."""
     if sizes is None or not sizes.numel():
-        factors = [float(value) for value in scales.tolist()]
+        factors = _one_each(op, "scales", [float(value) for value in scales.tolist()], axes)
         return [(int(x.shape[axis] * scale), scale) for axis, scale in zip(axes, factors, strict=True)]
-    wanted = [int(value) for value in sizes.tolist()]
+    wanted = _one_each(op, "sizes", [int(value) for value in sizes.tolist()], axes)
     extents = [x.shape[axis] for axis in axes]
     ratios = [size / extent if extent else 1.0 for size, extent in zip(wanted, extents, strict=True)]
     policy = op.get("keep_aspect_ratio_policy", "stretch")
@@ -131,6 +151,20 @@ def _resampled(op: Operation, x: Any, axis: int, places: Any, scale: float) -> A
     for tap, weight in zip(taps.T, weights.T.to(x.dtype), strict=True):
         total = total + x.index_select(axis, tap) * weight.reshape(shape)
     return total
+
+
+EIGHT_BITS = 2.0**22
+"""Weights of codes of 8 bits are multiples of one over this, as in Pillow and onnxruntime."""
+
+
+def _smoothed_codes(op: Operation, x: Any, axis: int, places: Any, scale: float) -> Any:
+    """Resample whole numbers along one axis and round them, as Pillow and onnxruntime do between axes."""
+    taps, weights = axis_taps(op, places, x.shape[axis], scale)
+    if x.element_size() == 1:
+        weights = (weights * EIGHT_BITS).round() / EIGHT_BITS
+    matrix = torch.zeros(len(taps), x.shape[axis], dtype=torch.float64).scatter_add_(1, taps, weights)
+    found = (x.movedim(axis, -1).double() @ matrix.T.to(x.device)).movedim(-1, axis)
+    return _back(found.sign() * (found.abs() + 0.5).floor(), x.dtype)
 
 
 CORNERS = {"half_pixel": False, "pytorch_half_pixel": False, "align_corners": True}
@@ -176,7 +210,7 @@ class Found(NamedTuple):
 
 
 def _found_of(op: Operation, x: Any, scales: Any, sizes: Any) -> Found:
-    axes = [axis % x.ndim for axis in op.get("axes") or range(x.ndim)]
+    axes = _axes(op, x.ndim)
     targets, how = _targets(op, x, scales, sizes, axes), op.get("coordinate_transformation_mode")
     same = all(scale == 1 and out == x.shape[axis] for axis, (out, scale) in zip(axes, targets, strict=True))
     if same and how != "tf_crop_and_resize":
@@ -243,6 +277,7 @@ def _smoothed(
     """
     how = op.get("coordinate_transformation_mode", "half_pixel")
     linear = op.get("mode") == "linear" and op.get("antialias", 0) and not op.get("exclude_outside", 0)
+    linear = linear and x.dtype.is_floating_point
     by_axis = dict(zip(axes, targets, strict=True))
     moved = {axis for axis, (out, scale) in by_axis.items() if (out, scale) != (x.shape[axis], 1)}
     if not linear or x.ndim != 4 or not moved <= {2, 3} or how not in ("half_pixel", "pytorch_half_pixel"):
@@ -259,11 +294,18 @@ def _smoothed(
 
     def smooth(work: Any) -> Any:
         padded = F.pad(work, [before, before, above, above], mode="replicate")
-        whole = [high + 2 * top, wide + 2 * left]
-        found = torch.ops.aten._upsample_bilinear2d_aa.default(padded, whole, False, row, column)
+        found = _torchs_smoothed(padded, [high + 2 * top, wide + 2 * left], row, column)
         return found[:, :, top : top + high, left : left + wide].contiguous()
 
     return smooth
+
+
+def _torchs_smoothed(x: Any, out: list[int], row: float, column: float) -> Any:
+    """Call torch's function; where results have one column, columns as rows: it reads one element there."""
+    function = torch.ops.aten._upsample_bilinear2d_aa.default
+    if out[1] > 1:
+        return function(x, out, False, row, column)
+    return function(function(x, [x.shape[2], 1], False, 1.0, column).mT, out[::-1], False, 1.0, row).mT
 
 
 def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None) -> Any:
@@ -278,12 +320,13 @@ def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: An
     axes, targets, whole = found
     mode, how = op.get("mode", "nearest"), op.get("coordinate_transformation_mode", "half_pixel")
     dtype, outside = x.dtype, []
-    work = x if mode == "nearest" or dtype in (torch.float32, torch.float64) else x.float()
+    codes = mode != "nearest" and bool(op.get("antialias", 0)) and not dtype.is_floating_point
+    work = x if mode == "nearest" or codes or dtype in (torch.float32, torch.float64) else x.float()
     blended: list[tuple[int, Any]] = []
     if whole is not None and (not op.get("antialias", 0) or bool(work.sum().isfinite())):
         return whole(work) if work.dtype == dtype else _back(whole(work), dtype)
-    regions = _roi(op, roi, axes)
-    for axis, (out, scale), (begin, end) in zip(axes, targets, regions, strict=True):
+    each = sorted(zip(axes, targets, _roi(op, roi, axes), strict=True), reverse=codes)
+    for axis, (out, scale), (begin, end) in each:
         extent = x.shape[axis]
         if out == extent and scale == 1 and how != "tf_crop_and_resize":
             continue
@@ -294,7 +337,7 @@ def resize(op: Operation, x: Any, roi: Any = None, scales: Any = None, sizes: An
         if _is_blended(op, dtype):
             blended.append((axis, places))
             continue
-        function = _nearest if mode == "nearest" else _resampled
+        function = _nearest if mode == "nearest" else _smoothed_codes if codes else _resampled
         work = function(op, work, axis, places, scale)
     work = _blended(work, blended) if blended else work
     for axis, beyond in outside:
