@@ -19,6 +19,7 @@ from ladder.runtime.onnx_ops.moves import MOVES
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.resize import RESIZES
 from ladder.runtime.onnx_ops.windows import WINDOWS
+from tile_types.errors import ShapeError
 
 # states ------------------------------------------------------------------------------------------------
 
@@ -142,8 +143,14 @@ def _shares(op: Operation, router: Any, weights: Any = None, *, always: bool = F
     return shares, chosen
 
 
-def _experts(op: Operation, x: Any, router: Any, *matrices: Any) -> Any:
-    return _mixed(op, x, _shares(op, router), *matrices)
+def _experts(
+    op: Operation, x: Any, router: Any, w1: Any, b1: Any, w2: Any, b2: Any = None, w3: Any = None,
+    b3: Any = None,
+) -> Any:  # fmt: skip
+    """Mix experts; matrices may state ``[K, N]``, as older files do, but always lie as ``[N, K]``."""
+    first, third = (None if w is None else w.reshape(len(w), -1, x.shape[-1]) for w in (w1, w3))
+    second = w2.reshape(len(w2), x.shape[-1], -1)
+    return _mixed(op, x, _shares(op, router), first, b1, second, b2, third, b3)
 
 
 def _mixed(
@@ -227,9 +234,19 @@ def _distances(op: Operation, a: Any, b: Any) -> Any:
 
 def _crop(op: Operation, x: Any) -> Any:
     """Cut borders off a picture; what ``scale`` states is left, from the first two borders on."""
-    left, top, right, bottom = op.get("border")
-    height, width = op.get("scale") or (x.shape[2] - top - bottom, x.shape[3] - left - right)
+    border, scale = list(op.get("border") or []), op.get("scale")
+    if len(border) != 4 or x.ndim != 4 or (scale is not None and len(scale) != 2):
+        raise ShapeError(f"Crop of {border} to {scale} of a tensor of {x.ndim} axes")
+    left, top, right, bottom = border
+    height, width = scale or (x.shape[2] - top - bottom, x.shape[3] - left - right)
+    if min(*border, height, width) < 0 or top + height > x.shape[2] or left + width > x.shape[3]:
+        raise ShapeError(f"Crop of {border} to {[height, width]} of a picture of {list(x.shape[2:])}")
     return x[:, :, top : top + height, left : left + width]
+
+
+def _conv_transposed(op: Operation, x: Any, w: Any, pads: Any = None, bias: Any = None) -> Any:
+    given = op.given if pads is None else {**op.given, "pads": pads.tolist()}
+    return WINDOWS["ConvTranspose"](Operation("ConvTranspose", 11, given), x, w, bias)
 
 
 _ROWS: Mapping[str, Run] = {
@@ -248,6 +265,7 @@ _ROWS: Mapping[str, Run] = {
     "ExpandDims": lambda op, x, axis: x.unsqueeze(int(axis)),
     "UnfoldTensor": lambda op, x: x.unfold(op.get("dim", -1), op.get("size"), op.get("step", 1)),
     "MatMulInteger16": lambda op, a, b: torch.matmul(a.int(), b.int()),
+    "ConvTransposeWithDynamicPads": _conv_transposed,
     "NhwcMaxPool": lambda op, x: WINDOWS["MaxPool"](op, x.movedim(-1, 1)).movedim(1, -1),
     "BiasDropout": lambda op, x, bias, residual=None, *_: x + bias + (0 if residual is None else residual),
     **{name: MOVES[name] for name in ("GatherND", "Pad", "Range", "Trilu")},
@@ -258,6 +276,8 @@ _ROWS: Mapping[str, Run] = {
 EARLY: Mapping[str, Run] = {
     "ImageScaler": lambda op, x: x * op.get("scale", 1.0) + x.new_tensor(op.get("bias")).reshape(-1, 1, 1),
     "Crop": _crop,
+    "Scale": lambda op, x: x * op.get("scale", 1.0),
+    "DynamicSlice": lambda op, *args: MOVES["Slice"](Operation("Slice", 10, {}), *args),
     "Affine": lambda op, x: x * op.get("alpha", 1.0) + op.get("beta", 0.0),
     "ScaledTanh": lambda op, x: op.get("alpha", 1.0) * torch.tanh(op.get("beta", 1.0) * x),
     "ParametricSoftplus": lambda op, x: op.get("alpha", 1.0) * F.softplus(op.get("beta", 1.0) * x),

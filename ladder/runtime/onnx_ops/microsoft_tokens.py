@@ -183,6 +183,42 @@ def _hashed(op: Operation, x: Any) -> Any:
     return torch.from_numpy(found.view(np.int32)).view(kind).reshape(x.shape)
 
 
+def _bifurcated(op: Operation, source: Any, current: Any, at: Any, predicted: Any = None) -> Any:
+    """Append predicted tokens up to the first that is not the source's, and find in it what they end with.
+
+    at: Where in the source the prediction begins; ``predicted`` has one token more than there are from there.
+    Returns: The tokens, and where the source goes on behind their last n-gram, -1 where that is not told.
+    """
+    if source.ndim != 1 or current.ndim != 1 or at.numel() != 1:
+        raise ShapeError(f"{op.name}: tokens are vectors, and one is where they begin")
+    tokens, words = current.tolist(), source.tolist()
+    if predicted is not None:
+        first, said = int(at), predicted.tolist()
+        if not 0 <= first <= len(words) or predicted.ndim != 1 or len(said) != len(words) + 1 - first:
+            raise ShapeError(
+                f"{op.name}: {list(predicted.shape)} predicted, {len(words)} tokens from {first} on"
+            )
+        alike = next((k for k, word in enumerate(words[first:]) if said[k] != word), len(words) - first)
+        tokens += said[: alike + 1]
+    found = _continued(words, tokens, op.get("min_ngram_size", 1), op.get("max_ngram_size", 3))
+    return torch.tensor(tokens, dtype=current.dtype), torch.full_like(at, found)
+
+
+def _continued(words: list[int], tokens: list[int], least: int, most: int) -> int:
+    """Return what comes after the shortest n-gram that ends the tokens and is once in the words, or -1."""
+    found = -1
+    for size in range(least, min(most, len(tokens)) + 1):
+        gram = tokens[len(tokens) - size :]
+        places = [at for at in range(len(words) - size + 1) if words[at : at + size] == gram]
+        if not places:
+            break
+        found = places[0] + size
+        if found >= len(words):
+            break
+        found = found if len(places) == 1 else -1
+    return found
+
+
 # pictures ------------------------------------------------------------------------------------------------
 
 
@@ -232,6 +268,7 @@ _ROWS: Mapping[str, Run] = {
     "NGramRepeatBlock": _repeated,
     "Tokenizer": _tokens,
     "NGramHashMapping": _gram_hashes,
+    "BifurcationDetector": _bifurcated,
     "DynamicTimeWarping": _warped,
     "MurmurHash3": _hashed,
     "CropAndResize": _crops,

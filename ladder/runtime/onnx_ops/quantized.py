@@ -125,9 +125,11 @@ def _last_channels(run: Run) -> Run:
     return found
 
 
-def _softmax(op: Operation, x: Any) -> Any:
-    inner = Operation("Softmax", int(op.get("opset", 13)), {"axis": op.get("axis", -1)})
-    return REDUCTIONS["Softmax"](inner, x)
+def _softmax(op: Operation, x: Any, x_s: Any, x_z: Any, y_s: Any, y_z: Any = None) -> Any:
+    """Softmax of a stated version; onnxruntime multiplies by the whole part of one over the scale."""
+    inner = Operation("Softmax", int(op.get("opset", 13)), op.given)
+    value = REDUCTIONS["Softmax"](inner, _value(x, x_s, x_z))
+    return _codes(value, 1 / (1 / y_s).floor(), y_z, code_of(x))
 
 
 def _mean(op: Operation, x: Any) -> Any:
@@ -169,7 +171,7 @@ _MICROSOFT: Mapping[str, Run] = {
     "QLinearMul": _binary(torch.mul),
     "QLinearSigmoid": _unary(lambda op, x: torch.sigmoid(x)),
     "QLinearLeakyRelu": _unary(lambda op, x: F.leaky_relu(x, op.get("alpha", 0.01))),
-    "QLinearSoftmax": _unary(_softmax),
+    "QLinearSoftmax": _softmax,
     "QLinearReduceMean": _unary(_mean),
     "QLinearConv": _last_channels(_qlinear_conv),
     "QLinearAveragePool": _unary(_last_channels(WINDOWS["AveragePool"])),

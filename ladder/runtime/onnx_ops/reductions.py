@@ -236,6 +236,12 @@ def _lp_norm(op: Operation, x: Any) -> Any:
 
 
 def _mean_variance(op: Operation, x: Any) -> Any:
+    """Normalise by the axes given; as ONNX had it for trial, of all axes or of all but the channels."""
+    if op.version < 9:
+        axes = [axis for axis in range(x.ndim) if axis != 1 or op.get("across_channels", 0)]
+        away = x - x.mean(axes, keepdim=True)
+        scaled = op.get("normalize_variance", 1)
+        return away / (away * away).mean(axes, keepdim=True).sqrt() if scaled else away
     axes = op.get("axes") or [0, 2, 3]
     spread = (x * x).mean(axes, keepdim=True) - x.mean(axes, keepdim=True) ** 2
     return (x - x.mean(axes, keepdim=True)) / (spread.sqrt() + 1e-9)

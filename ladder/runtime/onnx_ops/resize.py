@@ -26,7 +26,7 @@ def _symmetric(x: Any, scale: float, extent: int, out: int, begin: float, end: f
 
 
 def _corners(x: Any, scale: float, extent: int, out: int, begin: float, end: float) -> Any:
-    """A scaled extent may have a fraction, as in the standard's reference; onnxruntime takes whole ones."""
+    """Take a scaled extent with its fraction, as the standard's reference does; onnxruntime cuts it off."""
     length = scale * extent
     return x * (extent - 1) / (length - 1) if length != 1 else 0 * x
 

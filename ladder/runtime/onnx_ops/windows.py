@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
+from tile_types.errors import ShapeError
 
 Pools = Mapping[int, Callable[..., Any]]
-CONVOLUTIONS = (None, F.conv1d, F.conv2d, F.conv3d)
-TRANSPOSED = (None, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+CONVOLUTIONS: Pools = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED: Pools = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 MAX_POOLS: Pools = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 AVERAGE_POOLS: Pools = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 """Functions by the number of spatial axes."""
@@ -54,15 +55,21 @@ def settings(op: Operation, rank: int) -> tuple[list[int], list[int]]:
     return list(op.get("strides") or [1] * rank), list(op.get("dilations") or [1] * rank)
 
 
+def _kernel(x: Any, w: Any) -> list[int]:
+    """Return the extents of a filter; ShapeError if it has other axes than the images."""
+    if w.ndim != x.ndim or w.ndim - 2 not in CONVOLUTIONS:
+        raise ShapeError(f"filters {list(w.shape)} of images {list(x.shape)}")
+    return list(w.shape[2:])
+
+
 def convolved(op: Operation, x: Any, w: Any, bias: Any = None) -> Any:
     """Convolve, of any number of spatial axes up to three."""
-    kernel = list(w.shape[2:])
+    kernel = _kernel(x, w)
     strides, gaps = settings(op, len(kernel))
     low, high = window_pads(op, x.shape[2:], kernel, strides, gaps)
     if (out := window_counts(x.shape, kernel, strides, gaps, low, high)) and min(out) < 1:
         return x.new_zeros(x.shape[0], w.shape[0], *(max(extent, 0) for extent in out))
     function = CONVOLUTIONS[len(kernel)]
-    assert function is not None
     groups = op.get("group", 1)
     if low == high and min(low) >= 0:
         return function(x, w, bias, strides, low, gaps, groups)
@@ -87,11 +94,10 @@ def window_counts(
 
 def _conv_transposed(op: Operation, x: Any, w: Any, bias: Any = None) -> Any:
     """Scatter what a convolution gathers; the border is cut off afterwards."""
-    kernel = list(w.shape[2:])
+    kernel = _kernel(x, w)
     strides, gaps = settings(op, len(kernel))
     extra = list(op.get("output_padding") or [0] * len(kernel))
     function = TRANSPOSED[len(kernel)]
-    assert function is not None
     full = function(x, w, None, strides, 0, 0, op.get("group", 1), gaps)
     natural = [
         step * (extent - 1) + added + (taps - 1) * gap + 1

@@ -1,0 +1,125 @@
+"""Operators of ONNX that were for trial, and rare ones of com.microsoft, as onnxruntime computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ladder.runtime.onnx_ops.operation import Operation
+from ladder.runtime.onnx_ops.table import TABLE
+from tile_types.errors import ShapeError
+
+
+def run(name: str, version: int, given: dict[str, Any], *operands: Any) -> Any:
+    return TABLE[name](Operation(name, version, given), *operands)
+
+
+@pytest.mark.parametrize("across", [0, 1])
+@pytest.mark.parametrize("scaled", [0, 1])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 4), (3, 2)], ids=str)
+def test_mean_variance_normalization_had_other_axes(across: int, scaled: int, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64)
+    axes = [axis for axis in range(len(shape)) if axis != 1 or across]
+    wanted = x - x.mean(axes, keepdim=True)
+    wanted = wanted / x.var(axes, keepdim=True, unbiased=False).sqrt() if scaled else wanted
+    given = {"across_channels": across, "normalize_variance": scaled}
+    torch.testing.assert_close(run("MeanVarianceNormalization", 1, given, x), wanted)
+
+
+def test_scale_and_dynamic_slice() -> None:
+    x = torch.arange(24.0).reshape(4, 6)
+    assert torch.equal(run("Scale", 1, {"scale": 0.5}, x), x / 2)
+    assert torch.equal(run("Scale", 1, {}, x), x)
+    starts, ends, axes = torch.tensor([1, -4]), torch.tensor([99, -1]), torch.tensor([0, -1])
+    assert torch.equal(run("DynamicSlice", 1, {}, x, starts, ends, axes), x[1:, -4:-1])
+    assert torch.equal(run("DynamicSlice", 1, {}, x, starts[:1], ends[:1]), x[1:])
+
+
+@pytest.mark.parametrize(
+    ("border", "scale"),
+    [
+        ([1, 2, 3], None),
+        ([5, 0, 4, 0], None),
+        ([0, 4, 0, 3], None),
+        ([-1, 0, 0, 0], None),
+        ([0, 0, 0, 0], [2]),
+        ([0, 0, 0, 0], []),
+        ([0, 0, 0, 0], [7, 2]),
+        ([2**62, 0, 2**62, 0], None),
+    ],
+    ids=str,
+)
+def test_crops_that_do_not_fit_are_one_error(border: list[int], scale: list[int] | None) -> None:
+    given = {"border": border} if scale is None else {"border": border, "scale": scale}
+    with pytest.raises(ShapeError, match="Crop of"):
+        run("Crop", 1, given, torch.zeros(1, 1, 6, 8))
+    assert run("Crop", 1, {"border": [4, 0, 4, 0]}, torch.zeros(1, 1, 6, 8)).shape == (1, 1, 6, 0)
+
+
+def test_transposed_convolutions_take_pads_in_the_call() -> None:
+    x, w, bias = torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3), torch.randn(3)
+    name = "com.microsoft::ConvTransposeWithDynamicPads"
+    found = run(name, 1, {"strides": [2, 2]}, x, w, torch.tensor([1, 1, 1, 1]), bias)
+    torch.testing.assert_close(found, F.conv_transpose2d(x, w, bias, 2, 1))
+    torch.testing.assert_close(run(name, 1, {}, x, w), F.conv_transpose2d(x, w))
+    with pytest.raises(ShapeError, match=r"filters \[3, 3\] of images"):
+        run(name, 1, {}, x, w[0, 0])
+    with pytest.raises(ShapeError, match=r"filters \[\] of images"):
+        run("Conv", 11, {}, x, torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("unsigned", [True, False])
+@pytest.mark.parametrize(("version", "axis"), [(11, None), (13, None), (13, 1)])
+def test_softmax_of_codes(version: int, axis: int | None, unsigned: bool) -> None:
+    """Its default axis is that of the stated version; one over the scale is cut off to a whole number."""
+    kind, zero = (torch.uint8, 3) if unsigned else (torch.int8, -100)
+    x = torch.randint(0, 100, (2, 3, 4), generator=torch.Generator().manual_seed(7)).to(kind)
+    scale, zeros = torch.tensor(0.05), torch.tensor(zero, dtype=kind)
+    out = torch.tensor(1 / 200.9)
+    given = {"opset": version} if axis is None else {"opset": version, "axis": axis}
+    value = scale * (x.float() - zero)
+    flat = value.flatten(1).softmax(1).reshape(value.shape)
+    wanted = flat if version < 13 else value.softmax(-1 if axis is None else axis)
+    found = run("com.microsoft::QLinearSoftmax", 1, given, x, scale, zeros, out, zeros)
+    assert torch.equal(found, ((wanted * 200).round() + zero).to(kind))
+
+
+def test_matrices_of_experts_lie_as_they_always_did() -> None:
+    """Older files state ``[K, N]`` of memory that is ``[N, K]``."""
+    x, router = torch.randn(5, 4), torch.randn(5, 2)
+    w1, w2, w3 = torch.randn(2, 6, 4), torch.randn(2, 4, 6), torch.randn(2, 6, 4)
+    given = {"k": 1, "activation_type": "silu"}
+    wanted = run("com.microsoft::MoE", 1, given, x, router, w1, None, w2, None, w3)
+    older = [w.reshape(2, w.shape[2], w.shape[1]) for w in (w1, w2, w3)]
+    found = run("com.microsoft::MoE", 1, given, x, router, older[0], None, older[1], None, older[2])
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("source", "current", "at", "predicted", "tokens", "place"),
+    [
+        ([1, 2, 3, 4], [9], 0, [1, 2, 7, 8, 9], [9, 1, 2, 7], -1),
+        ([1, 2, 3, 4], [9], 2, [3, 4, 5], [9, 3, 4, 5], -1),
+        ([1, 5, 2, 5, 3], [2, 5], 0, None, [2, 5], 4),
+        ([1, 5, 2, 1, 5, 3], [1, 5], 0, None, [1, 5], -1),
+        ([4, 5], [3, 5], 0, None, [3, 5], 2),
+        ([], [], 0, [7], [7], -1),
+    ],
+)
+def test_predictions_are_taken_up_to_their_first_difference(
+    source: list[int], current: list[int], at: int, predicted: list[int] | None, tokens: list[int], place: int
+) -> None:
+    name = "com.microsoft::BifurcationDetector"
+    operands = [
+        None if each is None else torch.tensor(each, dtype=torch.int64)
+        for each in (source, current, [at], predicted)
+    ]
+    found, where = run(name, 1, {}, *operands)
+    assert (found.tolist(), where.tolist()) == (tokens, [place])
+    with pytest.raises(ShapeError, match="BifurcationDetector"):
+        run(name, 1, {}, *operands[:2], torch.tensor([-1]), torch.tensor([1]))
+    with pytest.raises(ShapeError, match="BifurcationDetector"):
+        run(name, 1, {}, torch.tensor(1), *operands[1:])
