@@ -117,10 +117,16 @@ def _linear(call: Expansion, x: str, rows: int, added: str = "intercepts") -> st
     return call.add("Add", found, call.floats(added)[:rows]) if added in call.given else found
 
 
+def _fit(call: Expansion, results: int) -> bool:
+    """Whether operands are rows, and coefficients and intercepts as many as these and the results need."""
+    shape, intercepts = call.tiles[0].shape, call.given.get("intercepts", ())
+    fitting = len(shape) == 2 and len(call.given.get("coefficients", ())) == results * shape[1]
+    return fitting and len(intercepts) in (0, results)
+
+
 def _linear_regressor(call: Expansion) -> Sequence[str] | None:
-    if "coefficients" not in call.given or not call.is_plain:
-        return None
-    return [_linear(call, call.x, int(call.given.get("targets", 1)))]
+    targets = int(call.given.get("targets", 1))
+    return [_linear(call, call.x, targets)] if call.is_plain and _fit(call, targets) else None
 
 
 POST = {b"NONE": "", b"LOGISTIC": "Sigmoid", b"SOFTMAX": "Softmax"}
@@ -130,8 +136,7 @@ POST = {b"NONE": "", b"LOGISTIC": "Sigmoid", b"SOFTMAX": "Softmax"}
 def _linear_classifier(call: Expansion) -> Sequence[str] | None:
     """Score two or more classes, each by a row of its own."""
     labels, post = call.given.get("classlabels_ints", ()), call.given.get("post_transform", b"NONE")
-    columns = len(call.given["coefficients"]) // max(len(labels), 1)
-    if len(labels) < 2 or post not in POST or call.tiles[0].shape[1:] != (columns,):
+    if len(labels) < 2 or post not in POST or not _fit(call, len(labels)):
         return None
     scores = _linear(call, call.x, len(labels))
     label = call.add("Gather", np.array(labels), call.add("ArgMax", scores, axis=-1, keepdims=0))

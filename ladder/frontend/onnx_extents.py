@@ -244,7 +244,7 @@ def _rows(node: Asked) -> Sequence[Extent]:
 def _scored(node: Asked) -> Found:
     """Return the shape of a number for each row and class."""
     labels = node.given.get("classlabels_int64s") or node.given.get("classlabels_strings") or ()
-    return [*_rows(node), max(len(labels), 2)]
+    return [*_rows(node), len(labels)]
 
 
 COUNTED = ("com.microsoft::EmbedLayerNormalization", "com.microsoft::QEmbedLayerNormalization")

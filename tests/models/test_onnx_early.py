@@ -1,13 +1,15 @@
-"""Operators of ONNX that were for trial, and rare ones of com.microsoft, as onnxruntime computes them."""
+"""Operators of ONNX that were for trial, rare ones, and operands that do not fit, as in onnxruntime."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
 
+import ladder
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 from tile_types.errors import ShapeError
@@ -123,3 +125,97 @@ def test_predictions_are_taken_up_to_their_first_difference(
         run(name, 1, {}, *operands[:2], torch.tensor([-1]), torch.tensor([1]))
     with pytest.raises(ShapeError, match="BifurcationDetector"):
         run(name, 1, {}, torch.tensor(1), *operands[1:])
+
+
+@pytest.mark.parametrize("name", ["RNN", "GRU", "LSTM"])
+def test_sequences_of_no_elements_end_at_zero(name: str) -> None:
+    gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[name]
+    x, w, r = torch.randn(4, 3, 2), torch.randn(1, gates * 5, 2), torch.randn(1, gates * 5, 5)
+    states = [torch.randn(1, 3, 5) for _ in range(2 if name == "LSTM" else 1)]
+    lengths = torch.tensor([4, 0, 1], dtype=torch.int32)
+    given = {"hidden_size": 5, "direction": "reverse"}
+    y, *ends = run(name, 14, given, x, w, r, None, lengths, *states)
+    assert all(not end[0, 1].any() and end[0, 0].any() and end[0, 2].any() for end in ends)
+    assert not y[:, 0, 1].any()
+
+
+def test_weights_of_ngrams_are_in_the_order_of_the_pool() -> None:
+    given = {
+        "mode": "TFIDF", "min_gram_length": 1, "max_gram_length": 1, "max_skip_count": 0,
+        "ngram_counts": [0], "ngram_indexes": [0, 4, 1], "pool_int64s": [7, 8, 9],
+    }  # fmt: skip
+    words = torch.tensor([8, 8, 9, 1])
+    assert run("TfIdfVectorizer", 9, {**given, "weights": [1.0, 2.0, 3.0]}, words)[0].tolist() == [
+        0,
+        3,
+        0,
+        0,
+        4,
+    ]
+    assert run("TfIdfVectorizer", 9, given, words)[0].tolist() == [0, 1, 0, 0, 2]
+
+
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_attention_of_heads_that_are_apart_may_state_their_number(softcap: float) -> None:
+    """The standard's own function would join them."""
+    text = f"""<ir_version: 10, opset_import: ["" : 24]>
+        g (float[2, 4, 3, 8] q, float[2, 2, 5, 8] k, float[2, 2, 5, 8] v, float[3, 5] m) => (y) {{
+        y = Attention <q_num_heads=4, kv_num_heads=2, softcap={softcap}> (q, k, v, m) }}"""
+    operands = [torch.randn(2, 4, 3, 8), *(torch.randn(2, 2, 5, 8) for _ in range(2)), torch.randn(3, 5)]
+    named = ladder.compile(onnx.parser.parse_model(text))(*operands)
+    plain = text.replace("q_num_heads=4, kv_num_heads=2, ", "")
+    torch.testing.assert_close(named, ladder.compile(onnx.parser.parse_model(plain))(*operands))
+    assert named.shape == (2, 4, 3, 8)
+
+
+def test_layers_that_share_keys_bring_none() -> None:
+    q, none = torch.randn(2, 1, 32), torch.zeros(2, 0, 16)
+    keys, values = torch.randn(2, 2, 8, 8), torch.randn(2, 2, 8, 8)
+    ends, total = torch.tensor([7, 4], dtype=torch.int32), torch.tensor(8)
+    name, given = "com.microsoft::GroupQueryAttention", {"num_heads": 4, "kv_num_heads": 2}
+    y, k, v = run(name, 1, given, q, none, none, keys, values, ends, total)
+    heads = q.reshape(2, 1, 4, 8).transpose(1, 2)
+    for at, end in enumerate((8, 5)):
+        shared = [x[at : at + 1, :, :end].repeat_interleave(2, 1) for x in (keys, values)]
+        wanted = F.scaled_dot_product_attention(heads[at : at + 1], *shared)
+        torch.testing.assert_close(y[at].reshape(4, 8), wanted.reshape(4, 8))
+    assert torch.equal(k, keys)
+    assert torch.equal(v, values)
+
+
+@pytest.mark.parametrize("ends", [[-1, 3], [3, 99], [3], [3, 3, 3]], ids=str)
+def test_sequences_end_within_their_caches(ends: list[int]) -> None:
+    x = torch.randn(2, 1, 16)
+    cache, places = torch.zeros(2, 1, 8, 8), torch.tensor(ends, dtype=torch.int32)
+    with pytest.raises(ShapeError, match="GroupQueryAttention"):
+        run(
+            "com.microsoft::GroupQueryAttention", 1, {"num_heads": 2, "kv_num_heads": 1},
+            *(x, x[..., :8], x[..., :8], cache, cache, places, torch.tensor(4)),
+        )  # fmt: skip
+
+
+def test_positions_that_no_table_has_are_one_error() -> None:
+    table = torch.randn(4, 4)
+    for place in (-1, 4):
+        with pytest.raises(ShapeError, match="positions"):
+            run(
+                "com.microsoft::RotaryEmbedding", 1, {},
+                *(torch.randn(1, 1, 8), torch.tensor([[place]]), table, table),
+            )  # fmt: skip
+    with pytest.raises(ShapeError, match="TensorScatter"):
+        run(
+            "TensorScatter",
+            24,
+            {"mode": "circular"},
+            torch.zeros(1, 4, 2),
+            torch.ones(1, 1, 2),
+            torch.tensor([-2]),
+        )
+    given = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    with pytest.raises(ShapeError, match="MaxUnpool"):
+        run("MaxUnpool", 11, given, torch.ones(1, 1, 1, 1), torch.tensor([[[[-1]]]]))
+
+
+def test_ranges_of_one_step() -> None:
+    found = run("com.microsoft::Range", 1, {}, torch.tensor(2), torch.tensor(5))
+    assert found.tolist() == [2, 3, 4]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.reference import evaluated
-from ladder.runtime.onnx_ops.trees import POST
+from ladder.runtime.onnx_ops.trees import POST, of_two
 from ladder.runtime.onnx_ops.values import array_of, value_of
 from tile_types.errors import ShapeError
 
@@ -56,10 +56,23 @@ def _normalized(op: Operation, x: Any) -> Any:
     return x / torch.where(size == 0, 1.0, size)
 
 
-def _regressed(op: Operation, x: Any) -> Any:
+def _linear(op: Operation, x: Any, results: int) -> Any:
+    """Multiply rows, a vector is one, by the first coefficients, and add intercepts if there are as many.
+
+    Raises ShapeError if there are too few coefficients.
+    """
     rows = x if x.ndim == 2 else x.reshape(1, -1)
-    weights = _numbers(op, "coefficients", x).reshape(op.get("targets", 1), -1)
-    return POST[op.get("post_transform", "NONE")](rows @ weights.T + _numbers(op, "intercepts", x))
+    weights = _numbers(op, "coefficients", x)
+    needed = results * rows.shape[1]
+    if x.ndim > 2 or len(weights) < needed:
+        raise ShapeError(f"{len(weights)} coefficients of {results} results for rows {list(x.shape)}")
+    added = _numbers(op, "intercepts", x)
+    found = rows @ weights[:needed].reshape(results, -1).T
+    return found + added if len(added) == results else found
+
+
+def _regressed(op: Operation, x: Any) -> Any:
+    return POST[op.get("post_transform", "NONE")](_linear(op, x, int(op.get("targets", 1))))
 
 
 def _vectorized(op: Operation, *parts: Any) -> Any:
@@ -84,39 +97,65 @@ def _one_hot(op: Operation, x: Any) -> Any:
     return value_of(found.astype(np.float32))
 
 
+NOT_A_NUMBER = "NaN"
+"""What stands for NaN, which equals no key, among the keys of labels."""
+
+
+def _keyed(value: Any) -> Any:
+    return value if value == value else NOT_A_NUMBER
+
+
+def _of_any_type(op: Operation, of: str) -> Any:
+    """Return the first attribute of this name that is given, of one of its types, as an array or list."""
+    names = ("tensor", "strings", "int64s", "floats", "string", "int64", "float")
+    given = (op.get(f"{of}_{name}") for name in names)
+    return next((array_of(x) if hasattr(x, "dtype") else x for x in given if x is not None), None)
+
+
 def _label_encoder(op: Operation, x: Any) -> Any:
-    """Version 1 has a list of texts, whose places are the other labels; the reference knows later ones."""
+    """Return the labels of keys; of equal keys the first counts, and NaN is one.
+
+    Version 1 has a list of texts, whose places are the other labels.
+    """
     texts = op.get("classes_strings")
-    if texts is None:
-        return _with_label_of_nan(op, x, evaluated(op, x))
-    places = {text: at for at, text in enumerate(texts)}
-    if isinstance(x, np.ndarray):
-        unknown = op.get("default_int64", -1)
-        found = [places.get(str(text), unknown) for text in x.ravel()]
-        return value_of(np.array(found, np.int64).reshape(x.shape))
-    unknown = op.get("default_string", "_Unused")
-    found = [texts[at] if 0 <= at < len(texts) else unknown for at in x.ravel().tolist()]
-    return np.array(found, object).reshape(tuple(x.shape))
+    if texts is not None:
+        pair = (texts, list(range(len(texts)))) if isinstance(x, np.ndarray) else (range(len(texts)), texts)
+    else:
+        pair = _of_any_type(op, "keys"), _of_any_type(op, "values")
+    keys, values = (list(x.ravel().tolist() if isinstance(x, np.ndarray) else x) for x in pair)
+    if len(keys) != len(values):
+        raise ShapeError(f"{len(values)} labels of {len(keys)} keys")
+    kind = _label_type(op, values)
+    labels = dict(zip(map(_keyed, reversed(keys)), reversed(values), strict=True))
+    default = _default_label(op, kind)
+    elements = x.astype(str).ravel() if isinstance(x, np.ndarray) else array_of(x).ravel()
+    found = [labels.get(_keyed(element), default) for element in elements.tolist()]
+    return value_of(np.array(found, kind).reshape(tuple(x.shape)))
 
 
-def _with_label_of_nan(op: Operation, x: Any, found: Any) -> Any:
-    """Return labels, those of NaN by the key that is NaN: the reference finds none that equals it."""
-    keys = op.get("keys_floats", op.get("keys_tensor"))
-    absent = isinstance(x, torch.Tensor) and x.is_floating_point() and bool(x.isnan().any())
-    places = (
-        [at for at, key in enumerate(array_of(torch.as_tensor(keys))) if key != key]
-        if absent and keys is not None
-        else []
+def _label_type(op: Operation, values: list[Any]) -> Any:
+    """Return numpy's type of labels: texts, the type of a tensor, int64, or float32."""
+    tensor = op.get("values_tensor")
+    if tensor is not None:
+        kind = array_of(tensor).dtype
+        return object if kind.kind in "OUS" else kind
+    return (
+        object
+        if values and isinstance(values[0], str)
+        else np.int64
+        if op.get("values_floats") is None
+        else np.float32
     )
-    if not places:
-        return found
-    names = ("values_floats", "values_int64s", "values_strings", "values_tensor")
-    values = next(op.get(name) for name in names if op.get(name) is not None)
-    labels = array_of(found[0]).copy()
-    labels[array_of(x.isnan())] = (
-        array_of(values)[places[0]] if hasattr(values, "dtype") else values[places[0]]
-    )
-    return value_of(labels)
+
+
+def _default_label(op: Operation, kind: Any) -> Any:
+    """Return the label of what is no key: version 4 states it as a tensor, for labels of any type."""
+    tensor = op.get("default_tensor")
+    if tensor is not None:
+        return array_of(tensor).ravel().tolist()[0]
+    if kind is object:
+        return op.get("default_string", "_Unused")
+    return op.get("default_int64", -1) if np.dtype(kind).kind in "iu" else op.get("default_float", -0.0)
 
 
 def _of_any_rows(function: Run) -> Run:
@@ -132,19 +171,23 @@ def _of_any_rows(function: Run) -> Run:
 
 def _classified(op: Operation, x: Any) -> Any:
     """Labels are those of the largest scores; logistic ones may be alike, since they end at 1."""
-    rows = x if x.ndim == 2 else x.reshape(1, -1)
-    weights = _numbers(op, "coefficients", x).reshape(-1, rows.shape[1])
-    scores = rows @ weights.T + _numbers(op, "intercepts", x)
+    columns = x.shape[-1] if x.ndim else 1
+    count = len(op.get("intercepts") or ()) or len(op.get("coefficients")) // max(columns, 1)
+    scores, post = _linear(op, x, count), op.get("post_transform", "NONE")
     texts = op.get("classlabels_strings")
     labels = list(texts or op.get("classlabels_ints") or [1])
-    if len(weights) == 1 and len(labels) == 2:
-        scores = torch.cat([-scores, scores], 1)
-    if scores.shape[1] == 1:
-        chosen, labels = (scores[:, 0] >= 0).long(), ["" if texts else 0, labels[0]]
+    if count == 1 and len(labels) == 2:
+        chosen, scores = of_two(scores[:, 0], 0.0, post, True)
+    elif count == 1:
+        chosen, labels, scores = (
+            (scores[:, 0] >= 0).long(),
+            ["" if texts else 0, labels[0]],
+            POST[post](scores),
+        )
     else:
-        chosen = scores.argmax(1)
+        chosen, scores = scores.argmax(1), POST[post](scores)
     found = np.array(labels, object if texts else np.int64)[chosen.cpu().numpy()]
-    return value_of(found), POST[op.get("post_transform", "NONE")](scores)
+    return value_of(found), scores
 
 
 CLASSICAL: Mapping[str, Run] = {

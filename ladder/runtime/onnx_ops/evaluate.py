@@ -251,7 +251,7 @@ def function_of(node: Any, versions: Versions, types: Sequence[Any]) -> Any:
     """
     version = version_of(node.domain, versions)
     schema = schema_of(node.domain, node.op_type, version)
-    function = onnx.FunctionProto()
+    function, node = onnx.FunctionProto(), _without_heads(node, types[:1])
     if schema.has_function:
         text = schema.get_function_with_opset_version(_nearest(schema.function_opset_versions, version))
     else:
@@ -268,6 +268,19 @@ def function_of(node: Any, versions: Versions, types: Sequence[Any]) -> Any:
     for inner in function.node:
         _bind_attributes(inner, attributes)
     return function
+
+
+def _without_heads(node: Any, types: Sequence[Any]) -> Any:
+    """Return attention of heads that are apart without their numbers: its function would join them."""
+    apart = [type_ for type_ in types if type_ is not None and len(type_.tensor_type.shape.dim) == 4]
+    if node.op_type != "Attention" or not apart:
+        return node
+    found = onnx.NodeProto()
+    found.CopyFrom(node)
+    kept = [a for a in node.attribute if a.name not in ("q_num_heads", "kv_num_heads")]
+    del found.attribute[:]
+    found.attribute.extend(kept)
+    return found
 
 
 def _nearest(offered: Sequence[int], version: int) -> int:
@@ -394,8 +407,9 @@ def failed(title: str, operands: Sequence[Any], error: Exception) -> NodeFailed:
 
 def _shown(operands: Sequence[Any]) -> str:
     def one(value: Any) -> str:
-        if value is None or isinstance(value, list):
-            return "left out" if value is None else f"sequence of {len(value)}"
+        if value is None or isinstance(value, (list, dict)):
+            kind = "map" if isinstance(value, dict) else "sequence"
+            return "left out" if value is None else f"{kind} of {len(value)}"
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
     return ", ".join(map(one, operands)) or "none"

@@ -35,9 +35,18 @@ def _rotary(op: Operation, x: Any, positions: Any, cosines: Any, sines: Any) -> 
         value = x
     rows = torch.arange(value.shape[2], device=x.device)
     at = positions + rows if positions.numel() == 1 else positions
-    cosine, sine = (table[at.long()].unsqueeze(-3) for table in (cosines, sines))
+    where = _places_of(at, cosines)
+    cosine, sine = (table[where].unsqueeze(-3) for table in (cosines, sines))
     found = rotated(value, cosine, sine, bool(op.get("interleaved", 0)))
     return found.transpose(1, 2).reshape(x.shape) if x.ndim == 3 else found
+
+
+def _places_of(positions: Any, table: Any) -> Any:
+    """Return positions as indices of a table; ShapeError if some are beyond it, or below 0."""
+    found = positions.long()
+    if found.numel() and (int(found.min()) < 0 or int(found.max()) >= len(table)):
+        raise ShapeError(f"positions {int(found.min())} to {int(found.max())} of {len(table)}")
+    return found
 
 
 def _rotary_of_images(op: Operation, x: Any, positions: Any, cosines: Any, sines: Any) -> Any:
@@ -52,7 +61,7 @@ def _rotary_of_images(op: Operation, x: Any, positions: Any, cosines: Any, sines
         axis = torch.where((turn == 2) & (columns < 3 * sizes[2]), 2, axis)
     else:
         axis = torch.repeat_interleave(torch.arange(3, device=x.device), torch.tensor(sizes, device=x.device))
-    where = positions.long()[axis].movedim(0, -1)  # [batch, rows, columns]
+    where = _places_of(positions, cosines)[axis].movedim(0, -1)  # [batch, rows, columns]
     cosine, sine = (table[where, columns].unsqueeze(1) for table in (cosines, sines))
     size = x.shape[-1] // op.get("num_heads", 0) if op.get("num_heads", 0) else 2 * cosines.shape[1]
     value = x.unflatten(2, (-1, size)).transpose(1, 2) if x.ndim == 3 else x
@@ -80,6 +89,8 @@ def _group_query(
 ) -> Any:  # fmt: skip
     """Attend with fewer heads of keys than of queries, to what was kept and to new rows, causally or not.
 
+    There may be no new rows: layers that share keys attend to those of another.
+
     lengths: The last position of each sequence after this call.
     k_scale, v_scale: Of codes of kept rows.
     counts: How many of the new rows are filled; all are if it is None.
@@ -97,10 +108,16 @@ def _group_query(
     else:
         before = torch.zeros_like(ends) if int(total) == rows else ends - rows
     at = before.reshape(-1, 1) + torch.arange(rows, device=q.device)
+    most = max(int(total), 0 if past_k is None else past_k.shape[2])
+    if len(ends) != len(q) or (len(ends) and not 1 <= int(ends.min()) <= int(ends.max()) <= most):
+        raise ShapeError(
+            f"{op.name}: sequences end at {ends.tolist()[:9]}, of {len(q)}, at most {most} positions"
+        )
     if op.get("do_rotary", 0):
-        where = at if positions is None else positions.long()
+        where = _places_of(at if positions is None else positions, cosines)
         angles = [table[where].unsqueeze(1) for table in (cosines, sines)]
-        q, k = (rotated(x, angles[0], angles[1], bool(op.get("rotary_interleaved", 0))) for x in (q, k))
+        turn = bool(op.get("rotary_interleaved", 0))
+        q, k = (rotated(x, angles[0], angles[1], turn) if x.shape[2] else x for x in (q, k))
     codes = [
         _Codes.of(op, name, scale, kept, past)
         for name, scale, past in (("k", k_scale, past_k), ("v", v_scale, past_v))
@@ -215,6 +232,8 @@ def _of_places(bias: Any, places: Any) -> Any:
 def _appended(old: Any, new: Any, at: Any, total: int) -> Any:
     """Return rows that were kept with new ones at their places."""
     batch, heads, rows, size = new.shape
+    if not rows and old is not None:  # another layer's, with nothing new
+        return old
     extent = max(total, 0 if old is None else old.shape[2])
     found = new.new_zeros(batch, heads, extent, size)
     if old is not None:

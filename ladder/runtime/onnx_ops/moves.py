@@ -251,6 +251,8 @@ def _tensor_scatter(op: Operation, cache: Any, update: Any, starts: Any = None) 
     axis = op.get("axis", -2) % cache.ndim
     extent, count = cache.shape[axis], update.shape[axis]
     first = torch.zeros(cache.shape[0], dtype=torch.int64) if starts is None else starts.to(torch.int64)
+    if first.numel() and int(first.min()) < 0:
+        raise ShapeError(f"TensorScatter from position {int(first.min())} on")
     places = first.to(cache.device).reshape(-1, 1) + torch.arange(count, device=cache.device)
     if op.get("mode", "linear") == "circular":
         places = places % extent
@@ -341,8 +343,10 @@ def _constant(op: Operation) -> Any:
     return op.given["sparse_value"] if "sparse_value" in op.given else op.given["value"]
 
 
-def _range(op: Operation, start: Any, limit: Any, delta: Any) -> Any:
-    first, last, step = (value.reshape(()).item() for value in (start, limit, delta))
+def _range(op: Operation, start: Any, limit: Any, delta: Any = None) -> Any:
+    """Count; com.microsoft's has steps of 1 if it is given none."""
+    first, last = (value.reshape(()).item() for value in (start, limit))
+    step = 1 if delta is None else delta.reshape(()).item()
     count = max(int(np.ceil((last - first) / step)), 0)
     whole = not start.is_floating_point()
     numbers = torch.arange(count, dtype=torch.int64 if whole else torch.float64, device=start.device)

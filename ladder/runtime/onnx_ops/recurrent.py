@@ -194,6 +194,7 @@ def _walk(
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """Return the state after each step, and the last one; sequences end at their lengths.
 
+    The last state of a sequence of no elements is 0, as in onnxruntime; the standard does not say it.
     What quantised layers round together are the states of sequences that go on, or ended one step before.
     """
     steps = x.shape[0]
@@ -212,6 +213,8 @@ def _walk(
         inside = (at < lengths).reshape(-1, 1)
         now = tuple(torch.where(inside, after, before) for after, before in zip(new, now, strict=True))
         found.append(torch.where(inside, new[0], torch.zeros_like(new[0])))
+    if lengths is not None:
+        now = tuple(torch.where((lengths > 0).reshape(-1, 1), part, torch.zeros_like(part)) for part in now)
     if not found:
         return x.new_zeros(0, *state[0].shape), now
     return _turned(torch.stack(found), lengths) if backward else torch.stack(found), now

@@ -39,14 +39,22 @@ def _evaluator(op: Operation, names: Sequence[str]) -> Any:
     """Return the reference's evaluator of a model of one node."""
     domain, _, name = op.name.rpartition("::")
     given = {key: _attribute(key, value) for key, value in op.given.items()}
-    if name == "TfIdfVectorizer":  # the reference's frequencies need weights, the standard's are 1
-        given.setdefault("weights", [1.0] * len(given["ngram_indexes"]))
+    if name == "TfIdfVectorizer":
+        given["weights"] = _by_place(given["ngram_indexes"], given.get("weights"))
     results = [f"o{at}" for at in range(op.count)]
     node = onnx.helper.make_node(name, names, results, domain=domain, **given)
     sides = [[onnx.helper.make_tensor_value_info(n, 0, None) for n in side if n] for side in (names, results)]
     graph = onnx.helper.make_graph([node], "one", *sides)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(domain, op.version)])
     return ReferenceEvaluator(model, new_ops=[SVMClassifier] if name == SVMClassifier.__name__ else None)
+
+
+def _by_place(places: Sequence[int], weights: Sequence[float] | None) -> list[float]:
+    """Return weights of n-grams by their places in the result, as the reference reads them; 1 without any."""
+    found = [1.0] * (max(places, default=-1) + 1)
+    for place, weight in zip(places, weights or (), strict=False):
+        found[place] = weight
+    return found
 
 
 def _attribute(key: str, value: Any) -> Any:

@@ -98,7 +98,8 @@ def _cast_map(op: Operation, given: Mapping[int, Any]) -> Any:
                 raise ShapeError(f"CastMap of key {key} to a row of {len(row)}")
             row[key] = value
     if kind is object:
-        return np.array([[str(value) for value in row]], object)
+        texts = [f"{value:f}" if isinstance(value, float) else str(value) for value in row]
+        return np.array([texts], object)
     return torch.from_numpy(np.array([[float(value) for value in row]]).astype(kind))
 
 

@@ -174,7 +174,17 @@ class Forest:
             return found[:, :count] / (len(self.roots) if how == "AVERAGE" else 1)
         start = torch.finfo(weights.dtype).max * (1 if how == "MIN" else -1)
         empty = weights.new_full((len(x), count + 1), start)
-        return empty.scatter_reduce(1, targets, weights, "amin" if how == "MIN" else "amax")[:, :count]
+        found = empty.scatter_reduce(1, targets, weights, "amin" if how == "MIN" else "amax")
+        voted = torch.zeros_like(empty, dtype=torch.bool).scatter_(1, targets, True)
+        return torch.where(voted, found, 0)[:, :count]
+
+
+def _columns(features: Any, asked: np.ndarray) -> np.ndarray:
+    """Return the columns that nodes compare; ShapeError if one is none."""
+    found = np.asarray(features, np.int64)
+    if len(found) != len(asked) or (found[asked] < 0).any():
+        raise ShapeError("a node of a tree compares a column below 0, or there are not as many as nodes")
+    return found
 
 
 def _depth(roots: np.ndarray, children: np.ndarray, leaf: np.ndarray) -> int:
@@ -197,6 +207,10 @@ def _votes(nodes: int, owners: np.ndarray, targets: Any, weights: Any, count: in
     starts = np.searchsorted(sorted_owners, np.arange(nodes))
     place = np.arange(len(owners)) - starts[sorted_owners]
     most = int(place.max(initial=0)) + 1
+    if len(targets) != len(owners) or len(weights) != len(owners):
+        raise ShapeError(f"{len(weights)} votes of trees for {len(targets)} results, of {len(owners)} leaves")
+    if count < 1 or not 0 <= min(targets, default=0) <= max(targets, default=0) < count:
+        raise ShapeError(f"votes of trees for results that are not among {count}")
     padded = np.full((nodes, most), count, np.int64), np.zeros((nodes, most), np.asarray(weights).dtype)
     padded[0][sorted_owners, place] = np.asarray(targets, np.int64)[order]
     padded[1][sorted_owners, place] = np.asarray(weights)[order]
@@ -237,7 +251,7 @@ def _listed(op: Operation, of: str) -> Forest:
     count = _targets(op)
     targets, weights = _votes(len(modes), owners, op.get(f"{of}_ids"), _numbers(op, f"{of}_weights"), count)
     return Forest(
-        torch.tensor(op.get("nodes_featureids")),
+        torch.from_numpy(np.where(leaf, 0, _columns(op.get("nodes_featureids"), ~leaf))),
         torch.from_numpy(_numbers(op, "nodes_values").copy()),
         torch.from_numpy(modes),
         torch.tensor(op.get("nodes_missing_value_tracks_true") or [0] * len(modes)) != 0,
@@ -276,7 +290,7 @@ def _indexed(op: Operation) -> Forest:
     filled = np.zeros(leaves, np.int64)
     missing = np.asarray(op.get("nodes_missing_value_tracks_true") or [0] * inner, np.int64)
     return Forest(
-        torch.from_numpy(np.concatenate([np.asarray(op.get("nodes_featureids"), np.int64), filled])),
+        torch.from_numpy(np.concatenate([_columns(op.get("nodes_featureids"), modes >= 0), filled])),
         torch.from_numpy(np.concatenate([splits, filled.astype(splits.dtype)])),
         torch.from_numpy(np.concatenate([modes, filled + LEAF])),
         torch.from_numpy(np.concatenate([missing, filled]) != 0),
@@ -380,20 +394,25 @@ def _classified(op: Operation, x: Any) -> tuple[Any, torch.Tensor]:
     post = op.get("post_transform", "NONE")
     if len(labels) <= 2 and len(voted) == 1:
         first = scores[:, min(voted)] + (base[-1] if len(base) else 0)
-        chosen, scores = _one_voted(first, forest.is_positive, post)
+        positive = forest.is_positive and count == 2
+        chosen, both = of_two(first, 0.5 if positive else 0.0, post, positive)
+        scores = both if count == 2 else POST[post](first.unsqueeze(1))
     else:
         scores = scores + base if len(base) else scores
         chosen, scores = scores.argmax(-1), POST[post](scores)
     return labels[chosen.numpy() if isinstance(labels, np.ndarray) else chosen], scores.float()
 
 
-def _one_voted(score: torch.Tensor, positive: bool, post: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which of two classes is chosen, and the scores of both, where only one has votes."""
-    chosen = (score > (0.5 if positive else 0.0)).long()
-    if positive:
-        return chosen, torch.stack([1 - score, score], 1)
-    both = torch.stack([-score, score], 1)
-    return chosen, torch.sigmoid(both) if post == "LOGISTIC" else both
+def of_two(score: torch.Tensor, least: float, post: str, shares: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which of two classes is chosen, and the scores of both, where only one has a score.
+
+    least: Score above which the second class is chosen.
+    shares: Whether the scores of both come to 1.
+    """
+    chosen = (score > least).long()
+    if post == "LOGISTIC":
+        return chosen, torch.sigmoid(torch.stack([-score, score], 1))
+    return chosen, torch.stack([1 - score if shares else -score, score], 1)
 
 
 TREES: Mapping[str, Run] = {

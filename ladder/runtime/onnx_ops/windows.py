@@ -262,6 +262,8 @@ def _max_unpool(op: Operation, x: Any, indices: Any, shape: Any = None) -> Any:
     wanted = target if shape is None else [int(value) for value in shape.tolist()]
     found = torch.zeros(prod(wanted), dtype=x.dtype, device=x.device)
     places = indices.reshape(-1)
+    if len(wanted) != x.ndim or wanted[:2] != target[:2] or bool((places < 0).any()):
+        raise ShapeError(f"MaxUnpool of {list(x.shape)} to {wanted}, or of places below 0")
     if wanted != target:  # indices are those of the tensor that was pooled
         steps = torch.unravel_index(places, target)
         places = sum(step * prod(wanted[at + 1 :]) for at, step in enumerate(steps))
