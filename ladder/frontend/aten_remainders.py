@@ -31,10 +31,11 @@ def floored(im: Importer, out: str, a: Any, b: Any) -> Any:
 
 def _floored_floats(im: Importer, a: Any, b: Any) -> str:
     """Return the whole number next to what is left of a quotient without its rest, or the quotient by 0."""
+    divisor = b
     a, b, zero, one = (im.operand(value, "float32") for value in (a, b, 0.0, 1.0))
     rest = im.g.add("fmod", a, b)
     whole = im.g.add("div", im.g.add("sub", a, rest), b)
-    whole = im.g.add("select", _turns(im, rest, b), im.g.add("sub", whole, one), whole)
+    whole = im.g.add("select", _turns(im, rest, b, divisor), im.g.add("sub", whole, one), whole)
     down = im.g.add("floor", whole)
     above = im.apply("less", [0.5, im.g.add("sub", whole, down)], "float32")
     down = im.g.add("select", above, im.g.add("add", down, one), down)
@@ -61,9 +62,10 @@ def remainder(im: Importer, out: str, a: Any, b: Any) -> Any:
         return im.g.add("select", im.g.add("equal", left, zero), im.g.add("mul", a, zero), left)
     if out not in NARROW or im.on_cpu:
         return None
-    a, b = (im.operand(value, "float32") for value in _wide(im, out, a, b))
+    a, divisor = _wide(im, out, a, b)
+    a, b = (im.operand(value, "float32") for value in (a, divisor))
     rest = im.g.add("fmod", a, b)
-    return im.cast(im.g.add("select", _turns(im, rest, b), im.g.add("add", rest, b), rest), out)
+    return im.cast(im.g.add("select", _turns(im, rest, b, divisor), im.g.add("add", rest, b), rest), out)
 
 
 def left_over(im: Importer, out: str, a: Any, b: Any) -> Any:
@@ -77,9 +79,14 @@ def _wide(im: Importer, out: str, *operands: Any) -> list[Any]:
     return [im.stepped(value) if im.is_value(value) else value for value in given]
 
 
-def _turns(im: Importer, rest: str, b: str) -> str:
-    """Tell whether what is left has the other sign than the divisor, and is not 0."""
+def _turns(im: Importer, rest: str, b: str, divisor: Any) -> str:
+    """Tell whether what is left has the other sign than the divisor, and is not 0.
+
+    divisor: As the program gives it: the sign of a number is known.
+    """
     zero = im.number(0.0, "float32")
+    if isinstance(divisor, int | float) and divisor != 0:
+        return im.g.add("less", *((rest, zero) if divisor > 0 else (zero, rest)))
     below, negative = (im.g.add("less", value, zero) for value in (rest, b))
     both = im.g.add("both", im.g.add("less", zero, rest), negative)
     return im.g.add("either", both, im.g.add("both", below, im.g.add("less", zero, b)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from math import prod
 
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
 from ladder.ir.ops import get_operator
-from ladder.partition.rows import REDUCTIONS, column_axes
+from ladder.partition.rows import REDUCTIONS, SCANS, column_axes
 from tile_types.tile import Extent
 
 LONG_ON_CPUS = ("sin", "cos", "log", "log2", "log10", "exp2", "pow")
@@ -63,6 +64,9 @@ LONG_WORK, MOST_WORK, WASTED = 32, 256, 1 << 26
 """Operations of an element from which on, and up to which, they count, and those of all that would be
 computed again from which on storing costs less."""
 
+APART = ("map", "gather", "put", "repeat")
+"""Operators of chains of which each element is a thread's own."""
+
 WORK = {"div": 8, "rsqrt": 4, "sqrt": 8, "exp": 8, "log": 12, "tanh": 16, "sigmoid": 16, "erf": 20, "pow": 40}
 """Operator -> instructions of an element; one of others."""
 
@@ -79,7 +83,7 @@ def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
         counted = get_operator(node.operator).elementwise or node.operator == "concat"
         work |= dict.fromkeys(node.values, min(MOST_WORK, below + (own if counted else 0)))
     of_rows = _of_rows(graph, outputs) | _of_columns(graph, outputs)
-    shared, apart = dict[str, int](), dict[str, int]()
+    shared, apart, short = dict[str, int](), dict[str, int](), short_axes(graph, outputs)
     """Value -> elements that are read of it by readers that share them, and by others."""
     for node in reversed(graph.nodes):
         count = known(product(node.tile.shape))
@@ -92,11 +96,47 @@ def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
             own = known(product(graph.tile(value).shape))
             share = wanted * own // max(1, count) if node.operator == "concat" else wanted
             share = own if node.operator in REDUCTIONS else share
-            if own < share:
+            if own < share and not _is_of_one(graph, node, value, short):
                 apart[value] = apart.get(value, 0) + share
             else:
-                shared[value] = max(shared.get(value, 0), share)
+                shared[value] = max(shared.get(value, 0), min(own, share))
     return False
+
+
+MOST_POSITIONS, LEAST_ROW, LEAST_ROWS = 4, 64, 1 << 17
+"""Positions at most of an axis of which a thread of a GPU has all, and elements at least behind it, and of
+each position."""
+
+
+def short_axes(graph: Graph, outputs: Sequence[str]) -> list[int]:
+    """Return the axes before the last, from the end, of a few positions that threads of GPUs may all have.
+
+    What is computed for none of them alone, they then compute once.
+    """
+    shapes = {graph.tile(value).shape for value in outputs}
+    shape = next(iter(shapes))
+    if len(shapes) > 1 or any(node.operator in (*REDUCTIONS, *SCANS, *APART) for node in graph.nodes):
+        return []
+    if not all(isinstance(extent, int) for extent in shape):
+        return []
+    extents, count = [int(extent) for extent in shape], prod(map(int, shape))
+    return [
+        at - len(shape)
+        for at, extent in enumerate(extents[:-1])
+        if 1 < extent <= MOST_POSITIONS
+        and prod(extents[at + 1 :]) >= LEAST_ROW
+        and count >= LEAST_ROWS * extent
+    ]
+
+
+def _is_of_one(graph: Graph, node: Node, value: str, axes: Sequence[int]) -> bool:
+    """Tell whether a node reads a value for all positions of a short axis, and else element by element."""
+    whole, own = node.tile.shape, graph.tile(value).shape
+    if not axes or not get_operator(node.operator).elementwise:
+        return False
+    own = (*[1] * (len(whole) - len(own)), *own)
+    apart = [at - len(whole) for at, pair in enumerate(zip(whole, own, strict=True)) if pair[0] != pair[1]]
+    return len(apart) == 1 and apart[0] in axes
 
 
 def _of_rows(graph: Graph, outputs: Sequence[str]) -> set[str]:

@@ -11,8 +11,8 @@ import pytest
 
 from ladder.ir import Graph, GraphBuilder, evaluate
 from ladder.lower.chain import emit_chain
-from ladder.lower.chain.gpu import VectorLoops
 from ladder.lower.chain.gpu_rows import RowLoops
+from ladder.lower.chain.vector_loops import VectorLoops
 from ladder.movement.choose import ranked
 from ladder.movement.mapping import WARP, Mapping
 from ladder.simulate import simulate_launch

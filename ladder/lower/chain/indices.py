@@ -63,7 +63,20 @@ class Indices:
             return known
         if self.analyzer.can_prove(position < boundary):
             return True
-        return False if self.analyzer.can_prove(position >= boundary) else None
+        if self.analyzer.can_prove(position >= boundary):
+            return False
+        return self._is_below_either_way(position, boundary)
+
+    def _is_below_either_way(self, position: Expr, boundary: Expr) -> bool | None:
+        """Return whether both positions of a choice are below a boundary; None if they differ."""
+        if not isinstance(position, tirx.Select):
+            return None
+        condition, found = position.condition, set[bool | None]()
+        for holds, chosen in ((condition, position.true_value), (tirx.Not(condition), position.false_value)):
+            with self.analyzer.constraint_scope(self.analyzer.simplify(holds)):
+                below = self.analyzer.can_prove(chosen < boundary)
+                found.add(True if below else False if self.analyzer.can_prove(chosen >= boundary) else None)
+        return found.pop() if len(found) == 1 else None
 
     def compared(self, position: Expr, boundary: Expr) -> tuple[Expr, Expr]:
         """Return the sides of ``position < boundary``, without numbers added and limits that decide nothing.

@@ -32,18 +32,26 @@ def before_the_last(graph: Graph) -> set[str]:
     return {n.name for n in joins if node_attributes(n)["axis"] % len(n.tile.shape) < len(n.tile.shape) - 1}
 
 
-def computed_apart(graph: Graph) -> int:
-    """Return how many operators, at most, compute operands of a join, but not all of them."""
+def computed_apart(graph: Graph, known: int | None = None) -> int:
+    """Return how many operators, at most, compute operands of a join, but not all of them.
+
+    known: An axis, from the end, along which it is known of which operand an element is.
+    """
     below: dict[str, frozenset[str]] = {}
     apart = 0
     for node in graph.nodes:
         own = frozenset({node.name} if get_operator(node.operator).elementwise else ())
         parts = [below[value] for value in node.inputs]
         every = frozenset().union(*parts)
-        if node.operator == "concat":
+        if node.operator == "concat" and _axis_from_end(node) != known:
             apart = max(apart, len(every - parts[0].intersection(*parts)))
         below |= dict.fromkeys(node.values, own | every)
     return apart
+
+
+def _axis_from_end(node: Node) -> int:
+    rank = len(node.tile.shape)
+    return int(node_attributes(node)["axis"]) % rank - rank
 
 
 def bounds_of(values: Values, node: Node, axis: int) -> list[Bounds]:
