@@ -13,8 +13,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import Shape, larger, product, total
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.movement.row_joins import reduced_place
-from ladder.partition.rows import REDUCTIONS, Index, operand_index
+from ladder.partition.rows import REDUCTIONS, Index, operand_index, reduced_place
 from tile_types.tile import Extent
 
 Below = tuple[str, Index, bool]

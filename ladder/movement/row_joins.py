@@ -9,7 +9,7 @@ from __future__ import annotations
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
-from ladder.partition.rows import REDUCTIONS, Index, Loops, operand_index
+from ladder.partition.rows import REDUCTIONS, Index, Loops, operand_index, reduced_place
 
 COLUMN: Loops = frozenset({"column"})
 """The loop over what a row has."""
@@ -59,11 +59,3 @@ def _cut_axes(node: Node) -> list[int]:
         return []
     low, high = (node_attributes(node)[end] for end in ("low", "high"))
     return [axis for axis in range(len(low)) if (low[axis], high[axis]) != (0, 0)]
-
-
-def reduced_place(graph: Graph, node: Node, place: Index, loop: str) -> Index:
-    """Return what the place depends on of an element that a reduction reads."""
-    attributes, shape = node_attributes(node), graph.tile(node.inputs[0]).shape
-    axis = attributes["axis"] % len(shape)
-    own = frozenset[str]() if shape[axis] == 1 else frozenset({loop})
-    return (*place[:axis], own, *place[axis + 1 if attributes["keep"] else axis :])

@@ -9,6 +9,7 @@ from math import ceil
 from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
+from ladder.partition.directions import mixes_directions
 from ladder.partition.elements import lacking
 from ladder.partition.nested_sums import sums_across, sums_between, sums_of_sums
 from ladder.partition.repeats import (
@@ -239,8 +240,8 @@ class Chains:
         region, outputs = self.region(members)
         if any(sums_across(region, node) for node in region.nodes):
             return "sums across memory are stored before they are summed on"
-        if self.units and any(sums_of_sums(region, n) or sums_between(region, n) for n in region.nodes):
-            return "what is computed of many sums is stored before it is summed on"
+        if self.units and (reason := _obstacle_on_gpus(region, outputs)):
+            return reason
         called = LONG_ON_GPUS if self.units else LONG_ON_CPUS
         if calls_again(region, outputs, called):
             return "functions of few elements are stored before many read them"
@@ -391,6 +392,15 @@ class Chains:
         full = {node.name for node in region.nodes if node.operator != "input"}
         inputs = outside_inputs(self.graph, full)
         return Subgraph("chain", region, inputs, tuple(outputs), self.reasons.get(number, ""))
+
+
+def _obstacle_on_gpus(region: Graph, outputs: Sequence[str]) -> str:
+    """Say why reductions are no chain on GPUs; empty if they are."""
+    if any(sums_of_sums(region, node) or sums_between(region, node) for node in region.nodes):
+        return "what is computed of many sums is stored before it is summed on"
+    if mixes_directions(region, outputs):
+        return "rows and columns of a large value are reduced apart"
+    return ""
 
 
 def _is_loop(graph: Graph, outputs: Sequence[str], on_gpu: bool) -> bool:

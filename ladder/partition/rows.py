@@ -175,6 +175,14 @@ def operand_index(graph: Graph, node: Node, at: int, index: Index) -> Index:
     return tuple(frozenset() if extent == 1 else index[lead + axis] for axis, extent in enumerate(shape))
 
 
+def reduced_place(graph: Graph, node: Node, place: Index, loop: str) -> Index:
+    """Return what the place depends on of an element that a reduction reads."""
+    attributes, shape = node_attributes(node), graph.tile(node.inputs[0]).shape
+    axis = attributes["axis"] % len(shape)
+    own = frozenset[str]() if shape[axis] == 1 else frozenset({loop})
+    return (*place[:axis], own, *place[axis + 1 if attributes["keep"] else axis :])
+
+
 def gathered_from(node: Node, rank: int, index: Sequence[Any], number: Any) -> tuple[tuple[Any, ...], ...]:
     """Return where a gather reads what it takes elements of, given their number there, and where the number.
 

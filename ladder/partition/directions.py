@@ -1,0 +1,68 @@
+"""Loops over rows in which some reductions read rows of a large input, and others its columns.
+
+Lanes that share a row read neighbours of the one and far elements of the other: each has a kernel of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ladder.ir.build import node_attributes
+from ladder.ir.extents import product
+from ladder.ir.graph import Graph, Node
+from ladder.partition.repeats import known
+from ladder.partition.rows import REDUCTIONS, Index, operand_index, reduced_place, row_axes
+
+MUCH_READ = 1 << 20
+"""Elements of an input from which on another launch costs less."""
+
+ROW = "row"
+"""The loop over rows."""
+
+
+def mixes_directions(graph: Graph, outputs: Sequence[str]) -> bool:
+    """Tell whether reductions of a loop over rows read a large input in both directions."""
+    reductions = [node for node in graph.nodes if node.operator in REDUCTIONS]
+    large = {n.name for n in graph.inputs if known(product(n.tile.shape)) >= MUCH_READ}
+    if len(reductions) < 2 or not large or (rows := row_axes(graph, outputs)) is None:
+        return False
+    seen: set[tuple[str, Index]] = set()
+    ahead: list[tuple[str, Index]] = []
+    for value in outputs:
+        columns = len(graph.tile(value).shape) - rows
+        ahead.append((value, (*[frozenset({ROW})] * rows, *[frozenset[str]()] * columns)))
+    directions: dict[str, dict[str, set[bool]]] = {name: {} for name in large}
+    before = {node.name for node in reductions if _is_before_the_last(graph, node)}
+    while ahead:
+        value, place = ahead.pop()
+        if (value, place) in seen:
+            continue
+        seen.add((value, place))
+        node = graph.producer(value)
+        if node.operator in REDUCTIONS:
+            ahead.append((node.inputs[0], reduced_place(graph, node, place, node.name)))
+            continue
+        ahead += [(operand, operand_index(graph, node, at, place)) for at, operand in enumerate(node.inputs)]
+        if value in large:
+            _note(directions[value], graph.tile(value).shape, place)
+    return any(
+        any(ways == {True} for ways in of.values())
+        and any(ways == {False} and name in before for name, ways in of.items())
+        for of in directions.values()
+    )
+
+
+def _is_before_the_last(graph: Graph, node: Node) -> bool:
+    """Tell whether a reduction runs along an axis before the last, as columns are reduced."""
+    shape = graph.tile(node.inputs[0]).shape
+    return product(shape[node_attributes(node)["axis"] % len(shape) + 1 :]) != 1
+
+
+def _note(directions: dict[str, set[bool]], shape: Sequence[object], place: Index) -> None:
+    """Note, of each reduction that an element's place depends on, whether it runs along neighbours."""
+    *outer, last = [part for part, extent in zip(place, shape, strict=True) if extent != 1]
+    for name in frozenset().union(*outer, last) - {ROW}:
+        if name in last:
+            directions.setdefault(name, set()).add(True)
+        elif last == {ROW}:
+            directions.setdefault(name, set()).add(False)
