@@ -88,6 +88,22 @@ def _merge_reshaped(match: Match) -> str | None:
     return match.builder.add("reshape", value, shape=match.root.tile.shape)
 
 
+def _along_the_last(match: Match) -> str | None:
+    """``reduce(x)``, axes of one element behind -> reduction along the last axis, as kernels of rows are."""
+    given, shape = node_attributes(match.root), match.builder.tile(match.root.inputs[0]).shape
+    axis = given["axis"] % len(shape)
+    if axis == len(shape) - 1 or shape[axis] == 1 or any(extent != 1 for extent in shape[axis + 1 :]):
+        return None
+    value = match.builder.add("reshape", match.root.inputs[0], shape=shape[: axis + 1])
+    reduced: dict[str, Any] = dict(match.root.attributes) | {"axis": axis}
+    value = match.builder.add(match.root.operator, value, **reduced)
+    return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
+LAST_REDUCTIONS: Rules = (
+    Rule("reduce along the last axis", pattern("reduce_sum|reduce_max"), _along_the_last),
+)
+
 MERGED_REDUCTIONS: Rules = (
     Rule(
         "neighbouring axes of reductions with a reshape between",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ladder.ir.graph import Graph
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
 from ladder.rewrite.attention_rules import ATTENTION_FORMS, QUERY_LAYOUT, TURNED, added_masks
-from ladder.rewrite.axis_rules import JOIN_FOLDING, MERGED_REDUCTIONS, ROWS_OF_PRODUCTS
+from ladder.rewrite.axis_rules import JOIN_FOLDING, LAST_REDUCTIONS, MERGED_REDUCTIONS, ROWS_OF_PRODUCTS
 from ladder.rewrite.bounds import BOUND_FOLDING
 from ladder.rewrite.convolution_rules import (
     CHANNEL_GROUPS,
@@ -78,6 +78,7 @@ WINDOWS = Pass("write short windows out", with_moved_copies)
 
 ROWS = (
     rewriting("wide windows in steps", WIDE_WINDOWS),
+    rewriting("reductions along the last axis", LAST_REDUCTIONS + LAYOUT_FOLDING),
     Pass("compute parts of results", computed_in_part),
     Pass("reduce slices alone", reduced_in_slices),
     Pass("write short reductions out", written_out),
