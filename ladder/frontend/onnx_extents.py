@@ -290,7 +290,7 @@ RULES: Mapping[str, Rule] = {
         for name in (
             *("Gelu", "BiasGelu", "FastGelu", "QuickGelu", "BiasAdd", "SkipLayerNormalization"),
             *("SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "LayerNormalization"),
-            "RotaryEmbedding",
+            *("RotaryEmbedding", "ThresholdedRelu"),
             *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax"),
             *(
                 *("MRotaryEmbedding", "HyperConnectionPostMix", "EngramGate"),

@@ -44,7 +44,9 @@ MICROSOFT = "com.microsoft"
 UNSTATED = {MICROSOFT: 1, "ai.onnx.ml": 1}
 """Domains of which onnxruntime takes this version where a model uses them and states none."""
 
-BEFORE: Mapping[str, int] = {"LayerNormalization": 17, "SimplifiedLayerNormalization": 1 << 31}
+BEFORE: Mapping[str, int] = {
+    "LayerNormalization": 17, "SimplifiedLayerNormalization": 1 << 31, "ThresholdedRelu": 10,
+}  # fmt: skip
 """Operators that onnxruntime has in ONNX's domain -> the version from which on they are the standard's."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ladder.frontend.onnx_call import Call, Row
-from ladder.frontend.onnx_functions import by_aten, hard_sigmoid, hard_swish, swish
+from ladder.frontend.onnx_functions import FUNCTIONS, by_aten, hard_sigmoid, hard_swish, swish
 from ladder.frontend.onnx_models import MODELS, add_product
 from ladder.frontend.onnx_stages import Weight
 from tile_types.library import get_type
@@ -218,6 +218,7 @@ MICROSOFT: Mapping[str, Row] = {
     "BiasGelu": _gelu("none"),
     "FastGelu": _gelu("tanh"),
     "QuickGelu": swish(1.702),
+    "ThresholdedRelu": FUNCTIONS["ThresholdedRelu"],
     "BiasAdd": lambda call: _total(call, 0, 1, 2),
     "FusedMatMul": _fused_matmul,
     "TransposeMatMul": _fused_matmul,

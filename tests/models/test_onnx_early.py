@@ -219,3 +219,41 @@ def test_positions_that_no_table_has_are_one_error() -> None:
 def test_ranges_of_one_step() -> None:
     found = run("com.microsoft::Range", 1, {}, torch.tensor(2), torch.tensor(5))
     assert found.tolist() == [2, 3, 4]
+
+
+def test_counters_of_loops_may_be_vectors() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (int64[1] n, bool[1] c) => (y) {
+        y = Loop (n, c) <body = b (int64[1] i, bool[1] going) => (bool[1] on, int64[1] out) {
+            on = Identity (going)  out = Add (i, i) }> }"""
+    fast = ladder.compile(onnx.parser.parse_model(text))
+    for _ in range(3):
+        assert fast(torch.tensor([3]), torch.tensor([True])).tolist() == [[0], [2], [4]]
+
+
+def test_more_is_cut_off_than_there_is() -> None:
+    x = torch.arange(12.0).reshape(3, 4)
+    for pads in ([0, -3, 0, -3], [0, -9, 0, 0], [0, 0, 0, -9]):
+        assert run("Pad", 18, {}, x, torch.tensor(pads)).shape == (3, 0)
+    assert torch.equal(run("Pad", 18, {}, x, torch.tensor([1, -1, 0, -1])), F.pad(x, (-1, -1, 1, 0)))
+
+
+@pytest.mark.parametrize("version", [9, 14, 15])
+def test_vectors_are_normed_as_one_channel(version: int) -> None:
+    x, given = torch.randn(6), {"training_mode": 1} if version > 9 else {}
+    scale, bias, mean, variance = (torch.rand(1) for _ in range(4))
+    y, *moments = TABLE["BatchNormalization"](
+        Operation("BatchNormalization", version, given, 3), x, scale, bias, mean, variance
+    )
+    now, spread = (x.mean(), x.var(unbiased=False)) if given else (mean, variance)
+    torch.testing.assert_close(y, (x - now) / (spread + 1e-5).sqrt() * scale + bias)
+    torch.testing.assert_close(moments[0], mean * 0.9 + now * 0.1)
+    torch.testing.assert_close(moments[1], variance * 0.9 + spread * 0.1)
+
+
+def test_thresholds_before_the_standard_had_them() -> None:
+    text = """<ir_version: 3, opset_import: ["" : 7]> g (float[n] x) => (float[n] y) {
+        y = ThresholdedRelu <alpha = 0.5> (x) }"""
+    fast = ladder.compile(onnx.parser.parse_model(text))
+    x = torch.tensor([0.5, 0.6, -1.0, float("inf"), 2.0])
+    assert torch.equal(fast(x), torch.where(x > 0.5, x, 0))
+    assert "torch onnx" not in fast.plan()

@@ -38,7 +38,8 @@ def _loop(op: Operation, scope: Scope, most: Any = None, condition: Any = None, 
     at = 0
     while going and (limit is None or at < limit):
         now = condition if condition is not None else torch.tensor(True)
-        found = body((torch.tensor(at, dtype=torch.int64), now, *values), scope)
+        count = torch.tensor([at] if body.counts_by_vectors else at, dtype=torch.int64)
+        found = body((count, now, *values), scope)
         going, condition = bool(found[0]), found[0]
         values = list(found[1 : 1 + len(state)])
         for all_, value in zip(scanned, found[1 + len(state) :], strict=True):
@@ -336,6 +337,9 @@ class Body:
         self.inputs = list(graph.input) if is_function else [info.name for info in graph.input]
         self.outputs = list(graph.output) if is_function else [info.name for info in graph.output]
         self._infos = () if is_function else tuple(graph.output)
+        first = graph.input[0].type.tensor_type.shape if self._infos and graph.input else None
+        self.counts_by_vectors = first is not None and len(first.dim) == 1
+        """Whether its first operand is stated as a vector: a loop's counter, where exporters make it one."""
         self.steps = [bound_node(node, versions) for node in graph.node]
 
     def __call__(self, operands: Sequence[Any], scope: Mapping[str, Any]) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from ladder.runtime.onnx_ops.elementwise import ELEMENTWISE
 from ladder.runtime.onnx_ops.integers import whole_product
 from ladder.runtime.onnx_ops.operation import Operation, Run
 from ladder.runtime.onnx_ops.quantized import dynamic
@@ -219,6 +220,7 @@ _ROWS: Mapping[str, Run] = {
     "BiasGelu": lambda op, x, bias: F.gelu(x + bias),
     "FastGelu": lambda op, x, bias=None: F.gelu(x if bias is None else x + bias, approximate="tanh"),
     "QuickGelu": lambda op, x: x * torch.sigmoid(op.get("alpha", 1.702) * x),
+    "ThresholdedRelu": ELEMENTWISE["ThresholdedRelu"],
     "BiasAdd": lambda op, x, bias, residual: x + bias + residual,
     "BiasSplitGelu": _bias_split_gelu,
     "SkipLayerNormalization": _skip_layer_norm,

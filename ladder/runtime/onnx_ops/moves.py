@@ -286,7 +286,8 @@ def _amounts(op: Operation, rank: int, pads: Any = None, axes: Any = None) -> li
 
 def _padded_axis(x: Any, axis: int, before: int, after: int, mode: str, fill: Any) -> Any:
     if before < 0 or after < 0:
-        x = x.narrow(axis, max(-before, 0), x.shape[axis] - max(-before, 0) - max(-after, 0))
+        start = min(max(-before, 0), x.shape[axis])
+        x = x.narrow(axis, start, max(x.shape[axis] - start - max(-after, 0), 0))
         before, after = max(before, 0), max(after, 0)
     extent = x.shape[axis]
     if mode == "constant" and x.is_complex():

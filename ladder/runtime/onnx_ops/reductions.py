@@ -166,7 +166,13 @@ def _hardmax(x: Any, axis: int) -> Any:
 
 
 def _batch_norm(op: Operation, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
-    """Normalise each channel by stored or, in training, by its own mean and variance; or each place."""
+    """Normalise each channel by stored or, in training, by its own mean and variance; or each place.
+
+    A vector is of one channel. Versions 7 to 13 do not say what trains: nothing does, as in onnxruntime.
+    """
+    if x.ndim == 1:
+        found, *moments = _batch_norm(op, x.unsqueeze(1), scale, bias, mean, variance)
+        return found.squeeze(1), *moments
     spatial = bool(op.get("spatial", 1))  # until version 8
     shape = [1, -1, *[1] * (x.ndim - 2)] if spatial else [1, *x.shape[1:]]
     epsilon, share = op.get("epsilon", 1e-5), op.get("momentum", 0.9)
@@ -174,7 +180,8 @@ def _batch_norm(op: Operation, x: Any, scale: Any, bias: Any, mean: Any, varianc
         op.version < 7 and not op.get("is_test", 0) and op.count > 1
     )
     if not training:
-        return _by_moments(x, scale, bias, mean, variance, epsilon, shape)
+        found = _by_moments(x, scale, bias, mean, variance, epsilon, shape)
+        return (found, mean, variance, mean, variance)[: max(op.count, 1)]
     axes = [axis for axis in range(x.ndim) if axis != 1] if spatial else [0]
     now, spread = x.float().mean(axes), x.float().var(axes, unbiased=False)
     found = _by_moments(x, scale, bias, now, spread, epsilon, shape)
