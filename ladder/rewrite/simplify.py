@@ -78,10 +78,10 @@ WINDOWS = Pass("write short windows out", with_moved_copies)
 
 ROWS = (
     rewriting("wide windows in steps", WIDE_WINDOWS),
-    rewriting("reductions along the last axis", LAST_REDUCTIONS + LAYOUT_FOLDING),
     Pass("compute parts of results", computed_in_part),
     Pass("reduce slices alone", reduced_in_slices),
     Pass("write short reductions out", written_out),
+    rewriting("reductions along the last axis", LAST_REDUCTIONS + LAYOUT_FOLDING),
     rewriting("functions of rows", ROW_SINKING + LAYOUT_FOLDING),
     Pass("merge equal nodes of other axes", merge_reshaped),
 )
