@@ -288,6 +288,8 @@ def mx_type(layer: Layer, codes: str = ".weight_packed") -> tuple[int, str] | No
         return None
     if not is_mx(layer) or ".weight_global_scale" in layer or weight.shape[1] % scale.shape[1]:
         return None
+    integers = layer.config.get("data_type") == "mx_int"  # a sign and quarters, of which no type of ours is
+    layer.require(not integers, "AutoRound's mx_int, integers that share exponents, is not read")
     return MX_TYPES.get(weight.shape[1] // scale.shape[1])
 
 

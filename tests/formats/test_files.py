@@ -80,6 +80,13 @@ def test_other_tools_store_the_same(name: str, config: dict[str, object], tmp_pa
         assert torch.equal(checkpoint.dequantize(tensor), expected.dequantize(tensor))
 
 
+def test_integers_that_share_exponents_are_no_floats(tmp_path: Path) -> None:
+    """AutoRound 0.16's MXINT4 has the arrays of MXFP4, of a sign and quarters: they were read as e2m1."""
+    stated = {"bits": 4, "data_type": "mx_int", "group_size": 32, "sym": True}
+    with pytest.raises(ladder.CheckpointError, match="mx_int, integers that share exponents"):
+        opened("ct_mxfp4.safetensors", tmp_path, {**OF_AUTO_ROUND, **stated})
+
+
 def test_auto_round_packs_as_mlx_does(tmp_path: Path) -> None:
     """AutoRound 0.16's ``auto_round:mlx``: its configuration beside MLX's, which has layers' own bits."""
     plain, file = tmp_path / "plain", "mlx_3bit.safetensors"
