@@ -107,6 +107,8 @@ def _norm(
     wide, chosen = wide_of(out), _axes(im, x, axes)
     if order not in (1, 2, math.inf) or not out.startswith(("float", "bfloat")):
         return None
+    if all(im.shape(x)[axis] == 1 for axis in chosen):
+        order = 1  # the square of one element may be none of the type's numbers
     parts = im.g.add("square" if order == 2 else "abs", im.cast(x, wide))
     found = im.reduce("reduce_max" if order == math.inf else "reduce_sum", parts, chosen, keep)
     return im.cast(im.g.add("sqrt", found) if order == 2 else found, out)
@@ -135,8 +137,8 @@ def _moments(*, root: bool = False, both: bool = False) -> Row:
 def _mean_and_variance(
     im: Importer, out: str, x: str, axes: Any, correction: Any, keepdim: bool, root: bool
 ) -> Any:
-    """Return (variance or its root, mean); on CPUs those of float32 in float64, as torch takes them."""
-    within = "float64" if im.on_cpu and out == "float32" else wide_of(out)
+    """Return (variance or its root, mean); on CPUs those of float32's range in float64, as torch."""
+    within = "float64" if im.on_cpu and out in ("float32", "bfloat16") else wide_of(out)
     chosen, wide = _axes(im, x, axes), im.cast(x, within)
     mean = im.mean(wide, chosen)
     deviations = im.g.add("square", im.g.add("sub", wide, mean))

@@ -112,6 +112,17 @@ def test_norms(order: float, axes: int | tuple[int, ...] | None) -> None:
     assert "linalg_vector_norm" not in fast.plan()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_norms_of_one_element_are_its_magnitude(dtype: torch.dtype) -> None:
+    """Squares of such elements are infinite, or 0."""
+    x = torch.tensor([[1e30], [-1e-30], [-0.0], [math.nan], [-math.inf], [1e200]], dtype=dtype)
+    program = lambda x: (torch.linalg.vector_norm(x, dim=-1), x.norm(dim=1, keepdim=True), x[1].norm())  # noqa: E731
+    fast = ladder.compile(program)
+    fast(x)
+    torch.testing.assert_close(fast(x), program(x), rtol=0, atol=0, equal_nan=True)
+    assert "linalg_vector_norm" not in fast.plan()
+
+
 PRODUCTS = {
     "floats": torch.linspace(-2, 2, 60).view(5, 4, 3),
     "halves": torch.linspace(-2, 2, 60).view(5, 4, 3).half(),

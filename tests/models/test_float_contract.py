@@ -146,10 +146,11 @@ SPREAD = torch.tensor(
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
-def test_moments_of_the_largest_and_smallest_numbers(name: str) -> None:
-    """Torch sums squares of float32 in float64 on CPUs; too few elements divide by 0; beside an infinity
-    even the mean is NaN."""
+def test_moments_of_the_largest_and_smallest_numbers(name: str, dtype: torch.dtype) -> None:
+    """Torch sums squares of float32 and bfloat16 in float64 on CPUs; too few elements divide by 0; beside an
+    infinity even the mean is NaN."""
     function = getattr(torch, name)
 
     def program(x: Any) -> Any:
@@ -158,9 +159,9 @@ def test_moments_of_the_largest_and_smallest_numbers(name: str) -> None:
         return tuple(part for found in (*rows, *few) for part in each(found))
 
     compiled = ladder.compile(program)
-    for x in (SPREAD, torch.where(SPREAD == 1, math.inf, SPREAD)):
+    for x in (SPREAD.to(dtype), torch.where(SPREAD == 1, math.inf, SPREAD).to(dtype)):
         for a, b in zip(twice(compiled, x), program(x), strict=True):
-            torch.testing.assert_close(a, b, rtol=2e-7, atol=0, equal_nan=True)
+            torch.testing.assert_close(a, b, rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
     assert not compiled.refused
 
 
