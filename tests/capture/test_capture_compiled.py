@@ -10,6 +10,7 @@ import torch
 from capture_world import PROGRAMS, captured_run, compare
 from test_capture_programs import NAMES
 
+import ladder
 from ladder.api.compiler import Compiler
 
 EVERY = 60
@@ -76,3 +77,33 @@ def test_some_programs_every_day():
 @pytest.mark.parametrize("home", NAMES)
 def test_all_programs(home, long_test):
     assert mismatches(NAMES[home]) == {}
+
+
+READS = {
+    "equal": lambda x: torch.equal(x, x.abs()),
+    "not equal": lambda x: not x.equal(x.abs()),
+    "other shape": lambda x: torch.equal(x, x[:1]),
+    "allclose": lambda x: torch.allclose(x, x.abs(), atol=1e-3, equal_nan=True),
+    "is_nonzero": lambda x: (x > 0).all().is_nonzero(),
+    "__bool__": lambda x: (x > 0).all().__bool__(),
+    "item": lambda x: (x > 0).all().item(),
+}
+"""What gives Python's truth of tensors, which no graph holds as it is."""
+
+
+@pytest.mark.parametrize("name", READS)
+def test_truths_of_tensors_leave_graphs_to_plans(name):
+    """Torch ran all of a graph that a truth of an operator had decided."""
+
+    def program(x):
+        h = x.exp()
+        return h * 2 if (found := READS[name](x)) else h - 1, found
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for rows in (3, 3, 3, 3, 4, 5, 1):
+            for x in (torch.ones(rows, 4), torch.full((rows, 4), torch.nan), -torch.ones(rows, 4)):
+                (found, truth), (expected, wanted) = fast(x), program(x)
+                assert truth is wanted
+                torch.testing.assert_close(found, expected, equal_nan=True)
+    assert not fast.refused

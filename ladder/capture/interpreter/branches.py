@@ -125,8 +125,22 @@ def _condition(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> torch.
     given, named = argument(vm, args, inputs), argument(vm, kwargs, inputs)
     if any(value.dynamic for value in inputs):
         raise CaptureError("a condition whose shape depends on values")
-    found: torch.fx.Node = given[0] if function is bool else operator_node(vm, function, given, named)
-    return found
+    name = function.__name__
+    if name in _TRUTHS_OF_ONE:
+        one: torch.fx.Node = given[0]
+        return one
+    if name not in _COMPARED:
+        return operator_node(vm, function, given, named)
+    if len({value.obj.shape for value in inputs}) > 1:
+        raise CaptureError("tensors of unlike shapes are compared")
+    return operator_node(vm, torch.all, (operator_node(vm, _COMPARED[name], given, named),), {})
+
+
+_TRUTHS_OF_ONE = frozenset({"bool", "__bool__", "is_nonzero", "item"})
+"""Calls that give the truth of a tensor of one element."""
+
+_COMPARED = {"equal": torch.eq, "allclose": torch.isclose}
+"""Operator that gives a bool -> the one whose results are all true then: that reads no values."""
 
 
 def steps_before(vm: Interpreter) -> list[MockStep]:
