@@ -106,7 +106,7 @@ def pieces_of(activation: str, split: str) -> int:
 
 def columns_in_32_bits(largest: float, split: str = DIGITS) -> int:
     """Return how many products of a digit and a weight of at most some magnitude 32 bits add without loss."""
-    return ((1 << 31) - 1) // int((1 << (DIGIT_BITS[split] - 1)) * largest)
+    return ((1 << 31) - 1) // max(1, int((1 << (DIGIT_BITS[split] - 1)) * largest))
 
 
 SUM_TILES, OPERAND_TILES = 4, 2

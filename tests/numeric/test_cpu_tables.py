@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+import ladder
 from ladder.ir.gemm import Gemm
 from ladder.lower.build import emit
 from ladder.lower.cpu.toolchain import assembly_of, compile_module
@@ -77,3 +79,13 @@ def test_values_of_few_bits_are_looked_up_as_floats(bits: int) -> None:
     listing = listing_of(case.gemm, schedule)
     assert "vpermw" not in listing
     assert "vpermi2w" not in listing
+
+
+@pytest.mark.parametrize("activation", ["float16", "float32"])
+def test_a_type_of_zeros_alone_gives_zeros(activation: str) -> None:
+    """Choosing a plan divided by the largest magnitude."""
+    zeros = register_type(TType("zeros2_of_tests", 2, lambda code, ops: ops.lookup((0.0,) * 4, code)))
+    codes = torch.arange(96, dtype=torch.uint8).remainder(4).view(2, 48)
+    weight = ladder.QuantizedTensor.from_codes(codes, zeros, (1, 48), scale=torch.ones(2, 1))
+    op = ladder.Matmul(2, 48, zeros, activation)
+    assert not op(torch.ones(3, 48, dtype=getattr(torch, activation)), op.pack(weight)).any()
