@@ -193,6 +193,31 @@ def items_replaced_again():
 
 
 @program
+def pairs_in_order():
+    """Tuples with tensors that all begin otherwise are ordered by what they begin with."""
+    standing = {"b": torch.ones(2), "a": torch.zeros(2)}
+
+    def fn(x):
+        order = (
+            [name for name, _ in sorted(standing.items())],
+            sorted([(2, x), (1, x + 1), (3,)], reverse=True),
+        )
+        least = min({"q": x, "p": x}.items())[0], max(((2.0, x), (1.5, x)))[0]
+        return order, least, sorted([((1, 2), x), ((1, 1), x)])[0][0]
+
+    return calls(fn, *SIZES)
+
+
+@program
+def texts_of_tuples_of_sizes():
+    def fn(x):
+        rows = tuple(x.shape)
+        return x + 1, f"{rows}, {(x.shape[0], 'a', None)!r:>24}, {rows!s}, {(1, 2)}, {()}"
+
+    return calls(fn, *SIZES)
+
+
+@program
 def rows_that_stay():
     """What is kept of a row, as in a dictionary of parameters that were swapped, is read no more."""
     kept = []

@@ -51,6 +51,23 @@ def unlike_tuple_without_length(x, number):
     return x * kind.parity + kind[0] + kind[-1], own[0] * own.parity, known
 
 
+class Reversed(tuple):
+    """A tuple that gives its items from behind, and counts how often it is asked."""
+
+    def __iter__(self):
+        self.asked += 1
+        return reversed((*tuple.__iter__(self), self.asked))
+
+
+@called((X, 0), (X, 2))
+def unlike_unpacked_tuples(x, number):
+    number, (first, *others) = Irrep(number, Irrep(x, 1, 2))
+    turned = Reversed((1, 2))
+    turned.asked = 0
+    last, two, one = turned
+    return first * number, others, last, two, one, [*turned], turned.asked
+
+
 class Settings(threading.local):
     scale = 2
 

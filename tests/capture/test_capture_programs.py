@@ -33,7 +33,7 @@ STRESS = (
     "idioms",
 )
 ADVERSARIAL = ("sharing", "layout", "random", "numbers", "classes", "surgery", "effects", "output", "modes")
-ADVERSARIAL += ("suspended", "storage", "patched", "settings", "idle", "deep_copies")
+ADVERSARIAL += ("suspended", "storage", "patched", "settings", "idle", "deep_copies", "held")
 ADVERSARIAL += (
     "arguments",
     "callbacks",
@@ -83,7 +83,7 @@ def test_most_programs_are_captured():
 
 
 SPLIT = ("managers_that_stay", "unlike_values_that_raise", "unlike_numbers_of_tensors")
-SPLIT += ("unlike_tuple_without_length", "rows_that_read_values", "rows_that_stay")
+SPLIT += ("unlike_tuple_without_length", "unlike_unpacked_tuples", "rows_that_read_values", "rows_that_stay")
 SPLIT += ("checks_that_raise", "checks_on_sides_of_branches", "generators_that_compare_tensors")
 SPLIT += ("arrays_that_are_not_compared", "numbers_of_numpy_that_torch_takes_for_floats")
 SPLIT += (
@@ -149,3 +149,9 @@ def test_a_backend_takes_the_graphs():
     assert captured.graphs == [module]
     assert "guard: " not in captured.explain()
     assert "guard: " in captured.explain(guards=True)
+
+
+@pytest.mark.parametrize("name", ["held_by_loaders", "held_in_turns", "held_by_stacks"])
+def test_generators_in_containers_break_no_graph(name):
+    captured = captured_run(PROGRAMS[name], 1)[2]
+    assert captured.outcome == "whole", captured.explain()

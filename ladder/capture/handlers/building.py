@@ -58,9 +58,9 @@ def joined_text(vm: Interpreter, parts: list[Any]) -> Any:
     return "".join(parts)
 
 
-def formatted_size(conversion: int, spec: str, *extents: int) -> str:
-    """Return a replacement field that is a size."""
-    return formatted(torch.Size(extents), conversion, spec)
+def formatted_numbers(kind: Callable[[Any], Any], conversion: int, spec: str, *numbers: Any) -> str:
+    """Return a replacement field that is a size or tuple."""
+    return formatted(kind(numbers), conversion, spec)
 
 
 def _made_anew(vm: Interpreter, made: Text, text: str, uses: set[str]) -> Text:
@@ -95,7 +95,10 @@ _WRITES: dict[int, Callable[[Any], str]] = {1: str, 2: repr}
 
 def _formatted(vm: Interpreter, value: Any, conversion: int, spec: Any) -> Any:
     if type(value) is DynamicSize:
-        return computed_dynamic(vm, formatted_size, (conversion, spec, *value))
+        return computed_dynamic(vm, formatted_numbers, (torch.Size, conversion, spec, *value))
+    held = [type(item) is Dynamic for item in value] if type(value) is tuple else []
+    if any(held) and all(open_ or is_constant(item) for open_, item in zip(held, value, strict=True)):
+        return computed_dynamic(vm, formatted_numbers, (tuple, conversion, spec, *value))
     if type(value) is torch.Tensor and is_plain_tensor(value) and not value.requires_grad:
         return _tensor_as_text(vm, value, conversion, vm.plain(spec))
     if conversion == 0 and is_a(value, BaseException):  # what exceptions have of their own is `str`
@@ -234,8 +237,13 @@ def unpacked(vm: Interpreter, value: Any, first: int | None = None, rest: bool =
         return vm.natively(taken, value, first, rest)
     if is_a(value, str | bytes | range | torch.Size):
         return tuple(value)
-    if type(value) is list or is_a(value, tuple):
-        return tuple(vm.heap.items(value))
+    base = next((kind for kind in (list, tuple) if is_a(value, kind)), None)
+    asked = (
+        ("__iter__", "__len__") if first is None else ("__iter__",)
+    )  # what is spread is asked for its length
+    if base and all(vm.heap.class_attribute(type(value), name) is getattr(base, name) for name in asked):
+        items = vm.heap.items(value)
+        return (*(items if type(items) is list else base.__iter__(items)),)
     if type(value) in natives.METHODS.keys() | natives.VIEWS | natives.ITERATORS or is_hidden(vm, value):
         with vm.barrier():
             return drained(vm, iterate(vm, value), None if rest or first is None else first + 1)

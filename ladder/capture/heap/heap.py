@@ -57,7 +57,7 @@ class Heap:
     numbers: Whether graphs take numbers that are no extents.
     outside: Variables of objects that were there before the segment.
     tensors: Tensors that were there before; `metadata` says what the guard holds them to.
-    steps: The lines of the mock, in order.
+    steps: The lines of the mock, in order; `unmade`: what no step makes, by variable.
     copied: Tensors whose rows are apart in memory by any distance: the graph takes contiguous copies;
         `copies` knows what shares memory with these.
     distinct: Types whose objects are compared by identity.
@@ -76,16 +76,14 @@ class Heap:
         self.outside: set[str] = set()
         self.tensors = TensorNodes()
         self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int] | None]] = []
-        self.copied: dict[str, Node] = {}
-        self.copies = Copies(shapes)
+        self.copied, self.copies = dict[str, Node](), Copies(shapes)
         self.steps: list[MockStep] = []
-        self.distinct: set[type] = set()
-        self.unliftable: set[str] = set()
+        self.unmade: dict[str, tuple[str, Any]] = {}
+        self.distinct, self._classes = set[type](), set[tuple[int, str]]()
+        self.unliftable, self.closed = set[str](), set[str]()
         self.alike: frozenset[int] = frozenset()
-        self.closed: set[str] = set()
         self.uses_dynamic = self.counts = self.makes_texts = False
         self.assume: Any = None
-        self._classes: set[tuple[int, str]] = set()
 
     def settle_texts(self) -> None:
         """Replace each `Text` in an object by its string, so that programs see no class of ours."""
@@ -410,7 +408,9 @@ class Heap:
         if node is None:
             node = self.node(value) if is_of_capture(value) else self._compose(value)
         if not node.recordable:
-            raise Unrecordable(f"a live {brief(value)} cannot be made again", node.origin)
+            if node.obj is not None or node.closes:  # in a container it would live as long as this segment
+                raise Unrecordable(f"a live {brief(value)} cannot be made again", node.origin)
+            self.unmade[node.var] = brief(value), node.origin
         uses.add(node.var)
         return node.var
 

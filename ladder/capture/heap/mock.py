@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ladder.capture.heap.heap import Heap
-from ladder.capture.heap.nodes import CaptureError, Dynamic, MockStep, Node
+from ladder.capture.heap.nodes import CaptureError, Dynamic, MockStep, Node, Unrecordable
 from ladder.capture.values.kinds import is_a
 from ladder.capture.values.shapes import DynamicSize, Walk
 from ladder.interrupts import pass_on
@@ -33,6 +33,13 @@ def live_steps(steps: list[MockStep], wanted: set[str]) -> tuple[list[MockStep],
     live = [step for number, step in enumerate(steps) if number in kept]
     lasting = without_overwritten(live)
     return (live, needed) if len(lasting) == len(live) else live_steps(lasting, wanted)
+
+
+def refuse_unmade(heap: Heap, needed: Iterable[str]) -> None:
+    """Raise Unrecordable if one of the variables that are needed stands for what no step can make."""
+    for name in heap.unmade.keys() & set(needed):
+        kind, origin = heap.unmade[name]
+        raise Unrecordable(f"a live {kind} cannot be made again", origin)
 
 
 def without_overwritten(steps: list[MockStep]) -> list[MockStep]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.fx
 
-from ladder.capture.heap.mock import Clones, live_steps
+from ladder.capture.heap.mock import Clones, live_steps, refuse_unmade
 from ladder.capture.heap.nodes import CaptureError, MockStep, Node
 from ladder.capture.interpreter.emit import graph_results
 from ladder.capture.interpreter.endings import Ending, GraphBreak, Leaving, return_ending
@@ -221,6 +221,10 @@ def _cut(vm: Interpreter, kept: _Kept, end: Joined) -> tuple[Side, Joined]:
     """Return what was added to the graph since, and the end with all that its side does."""
     ending = end.ending
     steps, needed = live_steps(vm.heap.steps, ending.uses)
+    try:
+        refuse_unmade(vm.heap, needed)
+    except CaptureError as error:
+        raise Abandoned(str(error)) from None
     wanted, rebuilt = graph_results(vm.heap, vm.trace, needed)
     returned = [value.fx for value in wanted if value.fx is not None]
     nodes = vm.trace.added(kept.trace, returned)

@@ -12,7 +12,7 @@ import torch.fx
 
 from ladder.capture.heap.guard_lines import check_distinct, guard_lines, tensor_lines
 from ladder.capture.heap.heap import Heap
-from ladder.capture.heap.mock import changed_roots, handed_roots, live_steps, root_numbers
+from ladder.capture.heap.mock import changed_roots, handed_roots, live_steps, refuse_unmade, root_numbers
 from ladder.capture.heap.nodes import CaptureError, Unrecordable
 from ladder.capture.interpreter.endings import Ending, GraphBreak
 from ladder.capture.interpreter.interpreter import Interpreter
@@ -63,6 +63,7 @@ def _emitted(vm: Interpreter, ending: Ending, graph_break: GraphBreak | None) ->
     if vm.modes and graph_break is None:
         raise CaptureError("a mode is not left")
     steps, needed = live_steps(heap.steps, ending.uses)
+    refuse_unmade(heap, needed)
     needed |= {item.var for item in trace.assumed}
     _copy_inputs(heap, trace, needed)
     heap.closed |= heap.unliftable

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ladder.capture.heap.mock import refuse_unmade
 from ladder.capture.heap.nodes import CaptureError, MockStep
 from ladder.capture.interpreter.emit import emit
 from ladder.capture.interpreter.endings import GraphBreak, Leaving, break_ending
@@ -77,6 +78,7 @@ def prepare_break(
         call = heap.call_text(heap.constant(wrapped.beneath), (inner, *args), kwargs, uses)
     else:
         call = heap.call_text(callee, args, kwargs, uses)
+    refuse_unmade(heap, uses)
     point = vm.store.point(tuple(layouts), after, [*names, "result"])
     failure = vm.store.point(tuple(layouts), "raise", [*names, "error"])
     return GraphBreak(point, failure, call, roots, uses, list(vm.frames))

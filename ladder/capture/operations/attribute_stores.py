@@ -25,7 +25,8 @@ from ladder.capture.operations.attributes import (
     instance_item,
     is_data,
 )
-from ladder.capture.operations.objects import hide, pinned_part, settled
+from ladder.capture.operations.functions import let_die
+from ladder.capture.operations.objects import pinned_part, settled
 from ladder.capture.operations.symbolic import is_open
 from ladder.capture.operations.tensor_operators import is_external, tensor_operator
 from ladder.capture.python.frames import NULL
@@ -133,8 +134,8 @@ def _is_hidden_manager(vm: Interpreter, value: Any, item: Any = None) -> bool:
     if not is_a(value, contextlib._GeneratorContextManagerBase):
         return False
     node, held = vm.heap.node(value), vm.heap.nodes.get(id(item))
-    if not node.external and held is not None and not held.recordable:
-        hide(vm, value, held.origin)
+    if not node.external and held is not None and held.closes:
+        let_die(vm, value, instance_dict(value))
     return not node.recordable
 
 

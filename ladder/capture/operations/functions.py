@@ -80,6 +80,16 @@ def hide(vm: Interpreter, iterator: Any, dying: Any, *, closes: bool) -> None:
     weakref.finalize(dying, _forget, weakref.ref(vm.heap), id(iterator)).atexit = False
 
 
+def let_die(vm: Interpreter, holder: Any, inside: Any) -> None:
+    """Hold a fresh object, and its dictionary `inside`, no longer: a generator in it acts when it dies."""
+    for value in (holder, inside):
+        node = vm.heap.node(value)
+        node.obj, node.recordable, node.closes, node.origin = None, False, True, node.origin or vm.here()
+        weakref.finalize(holder, _forget, weakref.ref(vm.heap), id(value)).atexit = False
+    kept = vm.heap.guard.keep
+    kept[:] = [value for value in kept if value is not holder and value is not inside]
+
+
 def _forget(heap: weakref.ref[Heap], number: int) -> None:
     """Drop the node of what has died; what the segment has met lives no longer than its heap."""
     if (found := heap()) is not None:

@@ -32,7 +32,7 @@ from ladder.capture.operations.tensor_operators import read_list, tensor_operato
 from ladder.capture.python import natives, polyfills
 from ladder.capture.python.frames import NULL
 from ladder.capture.values import tensors
-from ladder.capture.values.kinds import descriptor_of, is_a, is_plain, module_of
+from ladder.capture.values.kinds import descriptor_of, is_a, is_constant, is_plain, module_of
 from ladder.capture.values.shapes import DynamicSize
 
 _BUILTIN = types.BuiltinFunctionType
@@ -375,10 +375,18 @@ def _object_wrapper(vm: Interpreter, owner: Any, name: str, rest: Any, kwargs: d
     raise CaptureError(f"object.{name}")
 
 
-def _compares(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a builtin compares what the interpreter follows: keys, and tensors given one by one."""
+def _keyed(
+    vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Return the named arguments with which the interpreter orders objects; None where the builtin does.
+
+    It follows keys, tensors given one by one, and tuples that differ in what they begin with.
+    """
     tensors = function is not sorted and len(args) > 1 and any(is_a(item, torch.Tensor) for item in args)
-    return tensors or kwargs.get("key") is not None
+    if tensors or kwargs.get("key") is not None:
+        return kwargs
+    first = _differ_at_once(vm, args, kwargs)
+    return {**kwargs, "key": pinned_part(vm, polyfills.first_of)} if first else None
 
 
 def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -391,8 +399,8 @@ def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
     looking = function in natives.DATA
     if function in natives.OF_TENSORS and any(is_a(item, torch.Tensor) for item in args[:2]):
         return tensor_operator(vm, natives.OF_TENSORS[function], args, kwargs)
-    if function in _POLYFILLS_WITH_KEY and _compares(function, args, kwargs):
-        return vm.call_function(pinned_part(vm, _POLYFILLS_WITH_KEY[function]), args, kwargs)
+    if function in _POLYFILLS_WITH_KEY and (keyed := _keyed(vm, function, args, kwargs)) is not None:
+        return vm.call_function(pinned_part(vm, _POLYFILLS_WITH_KEY[function]), args, keyed)
     if function is repr and len(args) == 1 and not kwargs:
         if says_its_arguments(vm, args[0], "__repr__"):
             return repr(args[0])
@@ -403,6 +411,18 @@ def annotated(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dic
     if function in _POLYFILLS_OF_OBJECTS and not all(map(is_plain, (*args, *kwargs.values()))):
         return vm.call_function(pinned_part(vm, _POLYFILLS_OF_OBJECTS[function]), args, kwargs)
     return replay(vm, function, args, kwargs, looking=looking)
+
+
+def _differ_at_once(vm: Interpreter, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether what is ordered is tuples of objects that all begin otherwise: no more is compared."""
+    alone = len(args) == 1 and kwargs.keys() <= {"reverse"}
+    if not alone or not (type(args[0]) in (list, tuple) or type(args[0]) in natives.VIEWS):
+        return False
+    items = [*args[0]]
+    if is_plain(items) or not all(type(item) is tuple and item for item in items):
+        return False
+    begins = [vm.unlifted(item[0]) for item in items]
+    return is_constant(tuple(begins)) and len({*begins}) == len(begins)
 
 
 def _receiver(function: Any, args: tuple[Any, ...]) -> tuple[Any, str, tuple[Any, ...]]:

@@ -154,16 +154,19 @@ def _note_result(vm: Interpreter, result: Any, text: str, uses: set[str], change
 
 def _note_inside(vm: Interpreter, value: Any, var: str, depth: int, parents: set[str]) -> None:
     """Register the new mutable objects inside a new container by where they lie in it."""
-    if depth == 0 or not is_a(value, list | tuple | dict):
+    base = next((kind for kind in (list, tuple, dict) if is_a(value, kind)), None)
+    if depth == 0 or base is None:
         return
-    entries = value.items() if is_a(value, dict) else enumerate(value)
+    entries = dict.items(value) if base is dict else enumerate(base.__iter__(value))
+    own = type(value).__getitem__ is not base.__getitem__
+    home = f"{vm.heap.constant(base)}.__getitem__({var}, " if own else f"{var}["
     for key, item in list(entries):
         if is_constant(item) or vm.heap.find(item) is not None:
             continue
         if is_a(item, list | dict | set | deque | tuple) or hasattr(type(item), "__dict__"):
             if type(item) is types.MethodType:
                 continue
-            node = vm.heap.fresh(item, f"{var}[{vm.heap.constant(key)}]", {var})
+            node = vm.heap.fresh(item, f"{home}{vm.heap.constant(key)}{')' if own else ']'}", {var})
             node.parents = {var, *parents}
             _note_inside(vm, item, node.var, depth - 1, node.parents)
 

@@ -447,6 +447,11 @@ def sorted_(items: Iterable[Any], /, *, key: Any = None, reverse: bool = False) 
     return [values[index] for index in order(keys, reverse)]
 
 
+def first_of(items: Any) -> Any:
+    """Return the first item of a tuple."""
+    return items[0]
+
+
 def min_(*items: Any, key: Any = None, **default: Any) -> Any:
     """Stand for `min` with a key, or of tensors."""
     best = best_key = _MISSING
