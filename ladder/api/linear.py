@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import is_
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -359,13 +358,13 @@ class Linear(NonDynamicallyQuantizableLinear):
         graph = torch.compiler.is_compiling() or is_captured() or is_recorded()
         if graph or not isinstance(x, torch.Tensor):  # torch.fx traces
             return self.arrays
-        held, kept = map(self._buffers.get, self._names), cast("PackedWeight", self._packed).buffers
-        return None if all(map(is_, held, kept)) else self.arrays
+        held, packed = map(self._buffers.get, self._names), cast("PackedWeight", self._packed)
+        return None if packed.holds(held) else self.arrays
 
     @property
     def arrays(self) -> list[torch.Tensor]:
-        """The weight as registered operators read it: the module's buffers."""
-        return [getattr(self, name) for name in self._names]
+        """The weight as registered operators read it: the module's buffers, without their sums."""
+        return [getattr(self, name) for name in self._names[:-1]]
 
     def extra_repr(self) -> str:
         """Return what the module is."""
@@ -400,10 +399,10 @@ class Linear(NonDynamicallyQuantizableLinear):
         """Hold packed arrays as buffers, so that torch sees them, but not in ``state_dict``."""
         for name in self._names:
             delattr(self, name)
-        arrays = {} if packed is None else dict(zip(packed.arrays, packed.buffers, strict=True))
-        self._names = tuple(f"packed_{name}" for name in arrays)
+        held = {} if packed is None else packed.held
+        self._names = tuple(f"packed_{name}" for name in held)
         self._packed = packed
-        for name, array in zip(self._names, arrays.values(), strict=True):
+        for name, array in zip(self._names, held.values(), strict=True):
             self.register_buffer(name, array, persistent=False)
 
     def __getstate__(self) -> dict[str, Any]:

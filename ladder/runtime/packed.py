@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from functools import cached_property
+from operator import is_
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
 from ladder.runtime.threads import torch_together
+from ladder.runtime.words import Words
 from schedules.cpu_layout import cpu_layout
 from tile_types.arrays import arrays_of, from_portable, portable
 from tile_types.errors import ArtifactError, ConversionError, ShapeError, TypeValuesError, require_kind
@@ -119,6 +121,8 @@ class PackedWeight:
     buffers: list[torch.Tensor] = field(init=False, repr=False)
     """The arrays as modules hold them and graphs pass them on: `signed` views."""
     _versions: list[int] = field(init=False, repr=False)
+    words: Words = field(init=False, repr=False)
+    """Those of them that are of integers."""
     owners: list[torch.Tensor] = field(init=False, repr=False)
     """The tensors whose memory the arrays are."""
 
@@ -131,6 +135,7 @@ class PackedWeight:
         object.__setattr__(self, "tensors", list(self.arrays.values()))
         object.__setattr__(self, "buffers", [*map(signed, self.tensors)])
         object.__setattr__(self, "_versions", self._written())
+        object.__setattr__(self, "words", Words(self.buffers))
 
     def equals(self, other: PackedWeight) -> bool:
         """Tell whether the arrays hold those of another weight; then they count as unwritten from here on."""
@@ -141,8 +146,27 @@ class PackedWeight:
         return same
 
     @property
+    def held(self) -> dict[str, torch.Tensor]:
+        """What modules hold, by name: the buffers, and the sums of their words last."""
+        return {**dict(zip(self.arrays, self.buffers, strict=True)), "sums": self.words.sums}
+
+    def holds(self, buffers: Iterable[Any]) -> bool:
+        """Tell whether tensors are its buffers.
+
+        Raises ArtifactError if they are, but were written with what is no weight (`Words.check`).
+        """
+        same = all(map(is_, buffers, self.buffers))
+        if same:
+            self.words.check()
+        return same
+
+    @property
     def is_written(self) -> bool:
-        """Whether an array was written since, as when torch's data parallelism sends those of a process."""
+        """Whether an array was written since, as when torch's data parallelism sends those of a process.
+
+        Raises ArtifactError if it was with what is no weight (`Words.check`).
+        """
+        self.words.check()
         return self._written() != self._versions
 
     def _written(self) -> list[int]:
@@ -182,10 +206,12 @@ class PackedWeight:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle by description and bytes (`portable`), without what is derived on first use."""
+        self.words.check()
         return _restored, (self.describe(), {name: portable(each) for name, each in self.arrays.items()})
 
     def to(self, device: torch.device | str) -> PackedWeight:
         """Return a copy on another device of the same family."""
+        self.words.check()
         arrays = {name: array.to(device) for name, array in self.arrays.items()}
         return replace(self, arrays=arrays)
 

@@ -474,7 +474,7 @@ def test_kernels_keep_their_memory_where_a_module_goes_to_another_process() -> N
     module, x = ladder.Linear.from_linear(layer(torch.float32), "int4"), matrix(2, K)
     expected = module(x)
     ForkingPickler.dumps(module)
-    assert all(buffer.is_shared() for buffer in module.buffers())
+    assert all(buffer.is_shared() for buffer in module._packed.buffers)
     filled = [torch.full_like(buffer, 3) for buffer in module.buffers() for _ in range(50)]
     assert torch.equal(module(x), expected)
     del filled

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import ladder
 from ladder.api.grouped_linear import GroupedLinear
@@ -78,6 +79,48 @@ def test_buffers_that_are_written_are_what_a_call_computes_with() -> None:
         for mine in same.buffers():
             mine.copy_(mine.clone())
     assert same.half()(X.half()).dtype == torch.half
+
+
+AVERAGES = {"SWA": None, "EMA": get_ema_multi_avg_fn(0.99)}
+
+
+@pytest.mark.parametrize("way", AVERAGES)
+@pytest.mark.parametrize("options", [{}, {"keep_canonical": False}])
+def test_averages_of_words_are_refused(options: dict, way: str) -> None:
+    """Words have no average; those of another layer come with their sums."""
+    model = nn.Sequential(layer(0, **options))
+    averaged = AveragedModel(model, use_buffers=True, multi_avg_fn=AVERAGES[way])
+    for _ in range(3):
+        averaged.update_parameters(model)
+    uses = [
+        lambda: averaged(X),
+        averaged.state_dict,
+        averaged.half,
+        lambda: copy.deepcopy(averaged),
+        lambda: pickle.dumps(averaged.module),
+    ]
+    for use in uses:
+        with pytest.raises(ladder.LadderError, match="average parameters only"):
+            use()
+    averaged.module[0].set_weight(layer(0).canonical)
+    assert torch.equal(averaged(X), model(X))
+
+
+def test_averages_of_parameters_leave_words() -> None:
+    model = nn.Sequential(layer(0))
+    averaged = AveragedModel(model)
+    for _ in range(3):
+        averaged.update_parameters(model)
+    assert torch.equal(copy.deepcopy(averaged)(X), model(X))
+
+
+def test_layers_of_inference_mode_hold_plain_sums() -> None:
+    with torch.inference_mode():
+        made = layer(0)
+    assert not made.packed_sums.is_inference()
+    copied = copy.deepcopy(made)
+    assert [each.shape for each in copied.buffers()] == [each.shape for each in made.buffers()]
+    assert torch.equal(copied(X), made(X))
 
 
 @pytest.mark.parametrize("options", [{}, {"keep_canonical": False}])

@@ -1,0 +1,54 @@
+"""Integers that are codes, not numbers: arithmetic on them, as averages of models do it, is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+
+from tile_types.errors import ArtifactError
+
+PARTS = 8
+"""Parts of an array that are summed apart, so that errors of rounding do not cancel in all of them."""
+
+AVERAGED = (
+    "the words of this quantized weight were written, and not with a weight's and its sums, as where EMA or"
+    " SWA averages buffers: average parameters only (AveragedModel's default copies buffers), or give the"
+    " layer another weight with set_weight"
+)
+
+
+class Words:
+    """The arrays of integers of a weight.
+
+    Their sums are held beside them as one more array: whoever sends or copies all arrays of another weight
+    over these brings its sums, whoever averages does not.
+    """
+
+    def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
+        self.device = arrays[0].device
+        self.arrays = [each for each in arrays if not each.is_floating_point()]
+        self._seen = self._versions()
+
+    @cached_property
+    def sums(self) -> torch.Tensor:
+        """Int64 sums of parts of every array, as they were when this was first asked for."""
+        return self._sums()
+
+    def check(self) -> None:
+        """Raise ArtifactError if the arrays were written since and are not those of which there are sums."""
+        found = self._versions()
+        if found != self._seen:
+            if not torch.equal(self._sums(), self.sums):
+                raise ArtifactError(AVERAGED)
+            self._seen = found
+
+    def _versions(self) -> list[int]:
+        return [0 if each.is_inference() else each._version for each in self.arrays]
+
+    @torch.inference_mode(False)
+    def _sums(self) -> torch.Tensor:
+        parts = [part for each in self.arrays for part in each.reshape(-1).tensor_split(PARTS)]
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        return torch.cat([none, *(part.sum(0, True, dtype=torch.int64) for part in parts)])
