@@ -28,7 +28,7 @@ from ladder.api.problem import gemm_for
 from ladder.api.scaled import is_scaled
 from ladder.api.scaled_linear import ScaledLinear
 from ladder.api.stored_weight import TYPES, Stored, StoredWeight, dequantize
-from ladder.api.weight_state import PACKED, WEIGHT, keys_of, load, state_of, state_of_packed
+from ladder.api.weight_state import PACKED, WEIGHT, copied, keys_of, load, state_of, state_of_packed
 from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request
 from ladder.runtime.operator import autocast_type, is_captured, is_recorded
@@ -481,9 +481,10 @@ class Linear(NonDynamicallyQuantizableLinear):
         super()._load_from_state_dict(
             rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        if local_metadata.get("assign_to_params_buffers") and self._where.type == "meta" and ours:
+        if (assign := local_metadata.get("assign_to_params_buffers")) and self._where.type == "meta" and ours:
             self._where = (self.bias if self.bias is not None else state_dict[min(ours)]).device
-        load(self, {key: state_dict[key] for key in ours}, prefix, missing_keys, error_msgs)
+        taken = {key: state_dict[key] if assign else copied(state_dict[key]) for key in ours}
+        load(self, taken, prefix, missing_keys, error_msgs)
 
     def set_packed(self, packed: PackedWeight, columns: torch.Tensor | None = None) -> None:
         """Take a packed weight; no canonical one is kept.

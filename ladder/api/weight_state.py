@@ -44,6 +44,11 @@ def keys_of(state: Mapping[str, Any], prefix: str) -> set[str]:
     return {key for key in state if key.startswith((prefix + WEIGHT, prefix + PACKED))}
 
 
+def copied(value: Any) -> Any:
+    """Return a copy of a tensor, as a layer keeps it that is not told to take those that it is given."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
 def load(layer: Any, state: Mapping[str, Any], prefix: str, missing: list[str], errors: list[str]) -> None:
     """Let a layer take its weight from a state dict, in either form; what is wrong is added to the lists."""
     for form in (WEIGHT, PACKED):

@@ -106,6 +106,23 @@ def test_averages_of_words_are_refused(options: dict, way: str) -> None:
     assert torch.equal(averaged(X), model(X))
 
 
+@pytest.mark.parametrize("options", [{}, {"keep_canonical": False}])
+@pytest.mark.parametrize("weight", ["int8", "int4"])
+def test_loading_copies_unless_it_is_told_to_assign(options: dict, weight: str) -> None:
+    one, other = (
+        ladder.Linear.from_linear(nn.Linear(64, 48), weight, group_size=16, **options) for _ in range(2)
+    )
+    state = one.state_dict()
+    other.load_state_dict(state)
+    before, kept = one(X), {name: each.clone() for name, each in state.items()}
+    assert torch.equal(other(X), before)
+    for each in state.values():
+        each.zero_()
+    assert torch.equal(other(X), before)
+    again = other.state_dict()
+    assert all(torch.equal(again[name], each) for name, each in kept.items())
+
+
 def test_averages_of_parameters_leave_words() -> None:
     model = nn.Sequential(layer(0))
     averaged = AveragedModel(model)
