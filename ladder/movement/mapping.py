@@ -93,6 +93,12 @@ MOST_ACROSS = 256
 FEW_POSITIONS = 8
 """Positions up to which a warp takes columns only: so few leave lanes idle that share a column."""
 
+FEW_COLUMNS = 4
+"""Columns up to which each lane takes all, and computes once what they share, as the distance of a pair."""
+
+POSITIONS_EACH = 8
+"""Positions that such a lane has at least: it exchanges what it found of every column with all others."""
+
 WINDOW = 64
 """Elements up to which one thread reduces alone."""
 
@@ -207,6 +213,12 @@ def _across(graph: Graph, axes: int = 0) -> list[Mapping]:
     few = all(isinstance(extent, int) and extent <= FEW_POSITIONS for extent in reduced_extents(graph))
     most = WARP if few else MOST_ACROSS // (width * min(sizes, default=ACCESS))
     beside = [lanes for lanes in (2, 4, 8, 16, 32) if lanes <= most and (lanes == 2 or lanes < 2 * vectors)]
+    if columns <= FEW_COLUMNS:
+        longest = max(
+            (extent for extent in reduced_extents(graph) if isinstance(extent, int)), default=1 << 30
+        )
+        enough = [threads for threads in (128, 256, 512, 1024) if POSITIONS_EACH * threads <= longest]
+        return [Mapping(threads, columns, across=1, axes=axes) for threads in (64, *enough)]
     blocks = (128, 256, 512, 1024)
     sides = [(lanes, threads) for lanes in beside for threads in blocks if lanes * width <= threads]
     return [Mapping(threads, width, across=lanes, axes=axes) for lanes, threads in sides]

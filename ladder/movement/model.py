@@ -251,7 +251,7 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     flight = (
         read * life / (lanes * bytes_per_lane(graph)) * (idle_lanes(graph) if graph.mapping.across else 1)
     )
-    if graph.mapping.across:
+    if graph.mapping.across > 1:
         bandwidth /= next((times for most, times in NARROW if _segment(graph) <= most), 1.0)
     memory = max(nbytes / bandwidth, inflated / machine.cache, flight)
     work = max(memory, issue) * max(1.0, machine.units / blocks)
@@ -284,7 +284,7 @@ def touched(graph: MovementGraph, move: Move) -> float:
     if not beyond or graph.level(move.source) != "device":
         return sectors_per_warp(graph, move)
     size, columns = get_type(source.ttype).elem_bits / 8, prod(result.shape[-mapping.axes :])
-    if mapping.across:
+    if mapping.across > 1:
         wanted = min(mapping.across * mapping.num, columns) * size
         whole = wanted % BURST == 0 and columns * size % BURST == 0
         return float((-(-wanted // BURST) + 0.5 * (not whole)) * BURST / wanted)
@@ -375,18 +375,42 @@ def positions(graph: MovementGraph) -> int:
 
 def operations(graph: MovementGraph) -> float:
     """Return the instructions of all lanes: what is computed, and about 10 per access for addresses."""
-    total, mapping = 0.0, graph.mapping
+    total, mapping, alike = 0.0, graph.mapping, alike_for_columns(graph)
     scanned = 12 + (88 if mapping.lanes > WARP else 48) / graph.width
     for step in graph.steps:
         if isinstance(step, Compute) and step.operator in SCANS:
             total += scanned * graph.tensors[step.inputs[0]].elements
         elif isinstance(step, Compute) and step.kind in ("elementwise", "partial"):
-            total += OPERATIONS.get(step.operator, 1.0) * graph.tensors[step.inputs[0]].elements
+            shared = mapping.num if step.result in alike else 1
+            total += OPERATIONS.get(step.operator, 1.0) * graph.tensors[step.inputs[0]].elements / shared
         elif isinstance(step, Move) and moved(graph, step)[0] == "device":
             tensor = graph.tensors[step.result]
             alone = BESIDE if mapping.lanes == 1 and positions(graph) else 1
             total += 10 * tensor.elements / (mapping.num if mapping.across else tensor.slice.width * alone)
     return total
+
+
+def alike_for_columns(graph: MovementGraph) -> set[str]:
+    """Return what is the same for all columns of a position, where a lane has these: it is computed once."""
+    found = set[str]()
+    for step in graph.steps if graph.mapping.across == 1 else ():
+        if isinstance(step, Move) and graph.level(step.source) in ("device", "immediate"):
+            alike = _is_of_positions(graph, step)
+        else:
+            alike = isinstance(step, Compute) and step.kind == "elementwise" and found.issuperset(step.inputs)
+        if alike and not isinstance(step, Sync):
+            found.add(step.result)
+    return found
+
+
+def _is_of_positions(graph: MovementGraph, move: Move) -> bool:
+    """Tell whether neighbouring columns read the same element."""
+    source, result = graph.tensors[move.source], graph.tensors[move.result]
+    columns = prod(result.shape[-graph.mapping.axes :])
+    first = np.unique(np.linspace(0, result.elements // columns - 1, 64).astype(np.int64)) * columns
+    near, _ = addresses(move.pattern, source.shape, unravel(first, result.shape))
+    far, _ = addresses(move.pattern, source.shape, unravel(first + columns - 1, result.shape))
+    return bool((near == far).all())
 
 
 def _by_lanes(graph: MovementGraph, move: Move) -> bool:

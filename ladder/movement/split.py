@@ -23,6 +23,13 @@ from ladder.ir.ops import get_operator
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import HELD, MOST_ROW_THREADS
 from ladder.movement.model import Machine, predicted
+from ladder.movement.split_deviations import (
+    Deviations,
+    deviations_in_parts,
+    parts_of,
+    products_of_parts,
+    sums_of_deviations,
+)
 from ladder.movement.split_places import Place, places_in_parts, places_of_maxima
 from ladder.movement.split_softmax import Sum, in_equal_parts, in_parts, of_parts, sums_of_exponentials
 from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
@@ -56,6 +63,7 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
     machine = machine_of(device)
     graph = in_parts(graph, _of_rows(graph, machine, sums_of_exponentials(graph)))
     graph = places_in_parts(graph, _of_rows(graph, machine, places_of_maxima(graph)))
+    graph = deviations_in_parts(graph, _of_deviations(graph, machine))
     users = readers(graph)
     long = [node for node in graph.nodes if _is_long(graph, node)]
     parts = {node.name: _parts(graph, node, users, machine) for node in long}
@@ -127,6 +135,60 @@ def _of_rows(graph: Graph, machine: Machine, found: Sequence[Sum | Place]) -> di
             count = _held(graph, machine, one, columns)
         parts[one.node.name] = count
     return parts
+
+
+def _of_deviations(graph: Graph, machine: Machine) -> dict[str, int]:
+    """Return sums of products of deviations -> parts: where means are divided too, or nothing is stored of x.
+
+    Those of the same means have as many, of all that read them.
+    """
+    users, groups = readers(graph), list[tuple[set[str], list[Deviations]]]()
+    for one in sums_of_deviations(graph):
+        means = {side.total.name for side in one.sides}
+        alike = [group for group in groups if group[0] & means]
+        groups = [group for group in groups if not group[0] & means]
+        found = [other for group in alike for other in group[1]]
+        groups.append((means.union(*(group[0] for group in alike)), [*found, one]))
+    counts = dict[str, int]()
+    for _, together in groups:
+        if all(_is_long(graph, one.node) for one in together):
+            counts |= dict.fromkeys(
+                (one.node.name for one in together), _parts_of_deviations(graph, together, users, machine)
+            )
+    return counts
+
+
+def _parts_of_deviations(
+    graph: Graph, together: Sequence[Deviations], users: Mapping[str, list[Node | None]], machine: Machine
+) -> int:
+    """Return the parts in which sums of deviations are found soonest; 1: the whole at once."""
+    node = together[0].node
+    shape = graph.tile(node.inputs[0]).known_shape
+    axis, most = node_attributes(node)["axis"] % len(shape), int(product(shape)) // SPLIT_RATIO
+    whole = _alone(graph, node)
+    blocks = blocks_of(whole, whole.outputs)
+    if blocks >= machine.units or not is_large(2 * int(product(shape)), blocks):
+        return 1
+    again = any(_is_read_again(one.node, most, users) for one in together)
+    if again and _parts(graph, together[0].sides[0].total, users, machine) == 1:
+        return 1
+    reads = len({side.read for one in together for side in one.sides})
+    fastest, best = AGAIN * reads * _seconds(whole, machine), 1
+    wanted = ceil(machine.units / max(1, blocks))
+    counts = {_even(shape[axis], wanted * times) for times in (1, 2, 4, 8, 16, 32)}
+    for count in sorted(counts):
+        if not 1 < count <= shape[axis] // LEAST_PART or shape[axis] % count:
+            continue
+        builder = GraphBuilder("parts")
+        parts = parts_of(builder, _operand(builder, graph, node), axis, count)
+        first = builder.finish(parts.sums, products_of_parts(builder, axis, parts, parts))
+        builder = GraphBuilder("whole")
+        read = builder.input("x", node.tile.ttype.name, (*shape[:axis], count, *shape[axis + 1 :]))
+        last = builder.finish(builder.add("reduce_sum", read, axis=axis, keep=False))
+        seconds = reads * _seconds(first, machine) + 2 * _seconds(last, machine)
+        if seconds < fastest:
+            best, fastest = count, seconds
+    return best
 
 
 def _held(graph: Graph, machine: Machine, one: Sum | Place, columns: int) -> int:

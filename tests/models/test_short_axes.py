@@ -13,6 +13,7 @@ from test_remainders import H200
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import Graph
 from ladder.lower.chain import emit_chain
+from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import Mapping
 from ladder.partition import partition, repeats
 from ladder.runtime.model.prepared import simplified
@@ -87,3 +88,21 @@ def test_threads_are_of_one_position_of_the_others() -> None:
     graph = graph_of(stacked, inputs)
     text = str(emit_chain(graph, H200, "chain", Mapping()))
     assert f"cta_id([{512 * 512 // 4 // 256}])" in text
+
+
+def pulled(p: Any, mass: Any) -> Any:
+    """Forces between pairs of points: three axes share a pair's distance."""
+    apart = p[None] - p[:, None]
+    inverse = (apart.square().sum(-1) + 1e-2).rsqrt()
+    return (apart * (mass[None] * inverse**3)[..., None]).sum(1)
+
+
+@pytest.mark.parametrize("target", ["cuda/sm_90a", "rocm/gfx942"])
+@pytest.mark.parametrize(("points", "axes"), [(257, 3), (300, 2)])
+def test_a_lane_has_all_columns(points: int, axes: int, target: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(points, axes, generator=generator), torch.rand(points, generator=generator)]
+    graph = graph_of(pulled, inputs)
+    assert ranked(graph, machine_of(H200))[0].mapping.across == 1
+    (found,) = run_chain(graph, inputs, target)
+    torch.testing.assert_close(found, pulled(*inputs), rtol=1e-4, atol=1e-4)
