@@ -251,7 +251,7 @@ def predicted(graph: MovementGraph, machine: Machine = HOPPER) -> float:
     flight = (
         read * life / (lanes * bytes_per_lane(graph)) * (idle_lanes(graph) if graph.mapping.across else 1)
     )
-    if graph.mapping.across > 1:
+    if graph.mapping.across > 1 and graph.inputs:
         bandwidth /= next((times for most, times in NARROW if _segment(graph) <= most), 1.0)
     memory = max(nbytes / bandwidth, inflated / machine.cache, flight)
     work = max(memory, issue) * max(1.0, machine.units / blocks)

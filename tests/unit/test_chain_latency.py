@@ -196,3 +196,14 @@ def test_few_gathered_rows_are_summed_by_threads_alone() -> None:
     )
     best = ranked(graph)[0].mapping
     assert (best.lanes, best.num) == (1, 0)
+
+
+@pytest.mark.parametrize("shape", [(40, 64), (3, 200, 16)])
+def test_numbers_are_reduced_along_inner_axes_without_inputs(shape: tuple[int, ...]) -> None:
+    g, axis = GraphBuilder("chain"), len(shape) - 2
+    rows, columns = (
+        g.add("iota", extent=shape[at], axis=at, rank=len(shape), type="float32") for at in (axis, axis + 1)
+    )
+    product = g.add("cos", g.add("mul", rows, columns))
+    total = g.add("reduce_sum", product, axis=axis)
+    check(g.finish(g.add("convert", total, type="float16")))
