@@ -6,6 +6,7 @@ are stored. Without it their weights would pass for missing, and be initialised 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,11 +39,12 @@ def note_settings(model: torch.nn.Module) -> None:
 
 
 def keep_apart(model: Any) -> None:
-    """Forget what would join or rearrange quantized weights when a model of transformers is saved.
+    """Forget what would join or rearrange quantized weights when a model of transformers is saved or tied.
 
     They are stored as they are; loading finds them by their names in the model, whatever a checkpoint of the
     plain model has.
     """
+    _untie(model)
     quantized = [name for name, module in model.named_modules() if isinstance(module, Linear | ScaledLinear)]
 
     def alters(conversion: Any) -> bool:
@@ -57,6 +59,26 @@ def keep_apart(model: Any) -> None:
         found = table.get_model_conversion_mapping(model, add_legacy=False)
         known = [each for each in found if not hasattr(each, "prefix_to_add")]
     model._weight_conversions = [conversion for conversion in known if not alters(conversion)]
+
+
+def _untie(model: Any) -> None:
+    """Forget that weights of quantized layers are others': ``tie_weights`` would make parameters of them."""
+    for each in model.modules():
+        stated = getattr(each, "_tied_weights_keys", None)
+        if not isinstance(stated, dict):  # of names, or of patterns whose names are in all_tied_weights_keys
+            continue
+        kinds = Linear | ScaledLinear
+        layers = [f"{name}.weight" for name, layer in each.named_modules() if isinstance(layer, kinds)]
+        expanded = getattr(each, "all_tied_weights_keys", {})
+        known = stated | expanded
+        kept = {
+            name: source
+            for name, source in known.items()
+            if not any(re.match(part, layer) for part in (name, source) for layer in layers)
+        }
+        if len(kept) < len(known):
+            each._tied_weights_keys = kept
+            each.all_tied_weights_keys = {name: kept[name] for name in expanded if name in kept}
 
 
 def settings_of(layers: list[Linear | ScaledLinear]) -> dict[str, Any]:

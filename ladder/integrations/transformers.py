@@ -304,12 +304,18 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
             model.tie_weights()
 
     def _require_all(self, checkpoint: Checkpoint, model: torch.nn.Module, taken: set[str]) -> None:
-        """Raise `CheckpointError` if a quantized tensor has no place in the model, or none is quantized."""
+        """Raise `CheckpointError` if a quantized tensor has no place in the model, or none is quantized.
+
+        Heads have none in a base model.
+        """
         method = checkpoint.config.get("quant_method")
         none = f"{checkpoint.path}: no tensor is stored quantized, the configuration says {method!r}"
         require(bool(taken) or method is None, none)
+        prefix = f"{getattr(model, 'base_model_prefix', '')}."
+        is_base = any(name.startswith(prefix) for name in taken) and not hasattr(model, prefix[:-1])
         for name in checkpoint.layers:
-            if name not in taken:
+            is_of_head = is_base and not name.startswith(prefix)
+            if name not in taken and not is_of_head:
                 raise CheckpointError(
                     f"{checkpoint.path}: {name} ({checkpoint.entry(name).format}) is no linear layer,"
                     f" embedding or expert of {type(model).__name__}"
@@ -428,8 +434,8 @@ def _is_of_inputs(checkpoint: Checkpoint, name: str) -> bool:
 def names_in(model: Any, stored: Iterable[str]) -> dict[str, str]:
     """Return the names that a model has for stored tensors -> their names in the checkpoint.
 
-    Of a stored name, what transformers' own rules for the architecture make of it, and either with the base
-    model's prefix, that name counts of which the fewest parts lead to no module.
+    Of a stored name, what transformers' own rules for the architecture make of it, and of either with and
+    without the base model's prefix, that name counts of which the fewest parts lead to no module.
     """
     base = getattr(model, "base_model_prefix", "")
     modules = {name for name, _ in model.named_modules()}
@@ -445,7 +451,8 @@ def names_in(model: Any, stored: Iterable[str]) -> dict[str, str]:
         for rule in rules:
             renamed = rule.rename_source_key(renamed)[0]
         found = (name, renamed)
-        return max((*found, *(f"{base}.{one}" for one in found if base)), key=fit)
+        bare = (one.removeprefix(f"{base}.") for one in found)
+        return max((*found, *(f"{base}.{one}" for one in found if base), *bare), key=fit)
 
     return {named(name): name for name in stored}
 

@@ -289,6 +289,38 @@ def test_heads_that_are_tied_or_new_may_be_missing(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("heads", [[], ["lm_head"]])
+def test_a_base_model_is_read_from_a_model_with_a_head_and_back(
+    folder: Path, tmp_path: Path, heads: list[str]
+) -> None:
+    """As of plain checkpoints: the head is left out, and names have the base model's prefix or not."""
+    config = LadderConfig("int4", group_size=GROUP, modules_to_not_convert=heads)
+    model = transformers.LlamaForCausalLM.from_pretrained(folder, quantization_config=config)
+    model.save_pretrained(tmp_path / "whole")
+    expected = model.model(TOKENS).last_hidden_state
+    base = transformers.AutoModel.from_pretrained(tmp_path / "whole")
+    assert torch.equal(base(TOKENS).last_hidden_state, expected)
+    base.save_pretrained(tmp_path / "base")
+    again = transformers.AutoModel.from_pretrained(tmp_path / "base")
+    assert torch.equal(again(TOKENS).last_hidden_state, expected)
+
+
+def test_quantized_heads_are_tied_no_more(folder: Path, tmp_path: Path) -> None:
+    """Tools tie weights anew as they please: the head was refused as a parameter."""
+    plain = transformers.LlamaForCausalLM.from_pretrained(folder, tie_word_embeddings=True).eval()
+    x, model = torch.tensor([[1, 2, 3]]), ladder.quantize_(plain, "int4", group_size=GROUP)
+    expected = model(x).logits
+    model.save_pretrained(tmp_path / "saved")
+    for each in (model, transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved")):
+        each.tie_weights()
+        assert isinstance(each.lm_head, ladder.Linear)
+        assert torch.equal(each(x).logits, expected)
+        each.resize_token_embeddings(72)
+        found = each(x).logits
+        assert found.shape[-1] == 72
+        assert torch.allclose(found[..., :64], expected, rtol=1e-3, atol=1e-4)
+
+
 def test_what_cannot_be_quantized_is_one_error(folder: Path) -> None:
     auto = transformers.AutoModelForCausalLM
     with pytest.raises(ladder.ShapeError, match=r"_proj: group_size"):
