@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ladder
+from ladder.runtime.model import probes
 from ladder.runtime.model.ordered import Ordered, Watch, convolve, is_enabled, multiply, ordered_matrix
 from ladder.runtime.model.probes import Probes
 
@@ -53,6 +54,22 @@ def test_the_next_call_sees_what_was_written(write: Callable[[Any], None], name:
         for _ in range(2):
             write(net.get_parameter(name))
             torch.testing.assert_close(fast(x), net(x))
+
+
+@pytest.mark.parametrize("name", ["linear.weight", "convolution.weight"])
+def test_where_no_element_is_looked_at_torchs_counter_may_be_told(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As on GPUs, where looking would wait for the device."""
+    monkeypatch.setattr(probes, "_is_seen", lambda tensor: False)
+    net, x = Net().eval(), torch.randn(3, 24)
+    fast = ladder.compile(net)
+    with torch.no_grad():
+        for _ in range(3):
+            fast(x)
+        added_to_data(net.get_parameter(name))
+        torch.autograd.graph.increment_version(net.parameters())
+        torch.testing.assert_close(fast(x), net(x))
 
 
 def test_weights_of_inference_mode() -> None:
