@@ -12,6 +12,9 @@ from tile_types.errors import ArtifactError
 PARTS = 8
 """Parts of an array that are summed apart, so that errors of rounding do not cancel in all of them."""
 
+WIDE = 8
+"""Bytes of an int64."""
+
 AVERAGED = (
     "the words of this quantized weight were written, and not with a weight's and its sums, as where EMA or"
     " SWA averages buffers: average parameters only (AveragedModel's default copies buffers), or give the"
@@ -33,7 +36,7 @@ class Words:
 
     @cached_property
     def sums(self) -> torch.Tensor:
-        """Int64 sums of parts of every array, as they were when this was first asked for."""
+        """Int64 sums, which may wrap, of parts of every array, as they were when this was first asked for."""
         return self._sums()
 
     def check(self) -> None:
@@ -49,6 +52,14 @@ class Words:
 
     @torch.inference_mode(False)
     def _sums(self) -> torch.Tensor:
-        parts = [part for each in self.arrays for part in each.reshape(-1).tensor_split(PARTS)]
+        parts = [part for each in self.arrays for part in _wide(each.reshape(-1)).tensor_split(PARTS)]
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         return torch.cat([none, *(part.sum(0, True, dtype=torch.int64) for part in parts)])
+
+
+def _wide(array: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of an array as int64, where they are whole ones: torch sums narrow integers slowly."""
+    size = array.element_size()
+    if array.numel() * size % WIDE:
+        return array
+    return (array.clone() if array.storage_offset() * size % WIDE else array).view(torch.int64)
