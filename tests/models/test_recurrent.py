@@ -99,7 +99,7 @@ def by_steps(model: Any, given: dict[str, torch.Tensor]) -> Any:
 def test_layers(case: Any) -> None:
     model = layer(*case)
     fast = ladder.compile(model)
-    for steps, batch in ((6, 3), (1, 1), (6, 3), (6, 3), (6, 3), (9, 2)):
+    for steps, batch in ((6, 3), (1, 1), (6, 3), (6, 3), (6, 3), (9, 2), (0, 2)):
         given = arguments(model, steps, batch)
         for found, wanted in zip(fast(**given), by_steps(model, given), strict=True):
             torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)

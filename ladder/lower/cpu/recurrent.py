@@ -112,7 +112,11 @@ class Layer:
             b.either(step < length[0], inside, lambda: self.store_zeros(step, direction, row))
         for state, last in zip(self.scratch.state, self.last, strict=True):
             with b.loop(self.form.hidden) as at:
-                b.store(last, state[at], direction, row, at)
+                b.store(last, self.unless_empty(row, state[at]), direction, row, at)
+
+    def unless_empty(self, row: Expr, state: Expr) -> Expr:
+        """Return an element of a last state; 0 of a sequence of no elements, as onnxruntime has it."""
+        return tirx.Select(self.lengths[row] > 0, state, T.float32(0))
 
     def store_zeros(self, step: Expr, direction: int, row: Expr) -> None:
         """Emit the results of a step that a sequence does not have."""
@@ -290,6 +294,9 @@ class CodedLayer(Layer):
                     b.store(last, first[direction, row, at], direction, row, at)
             with b.loop(self.steps) as step:
                 self.all_rows(direction, step, backward)
+            for last in self.last:
+                with b.loop(self.batch) as row, b.loop(self.form.hidden) as at:
+                    b.store(last, self.unless_empty(row, last[direction, row, at]), direction, row, at)
 
     def all_rows(self, direction: int, step: Expr, backward: bool) -> None:
         """Emit a step of all sequences that have it."""

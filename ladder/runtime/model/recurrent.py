@@ -210,9 +210,9 @@ def whole_lengths(batch: int, steps: int) -> Any:
 
 
 def _nothing(found: list[torch.Tensor], given: Mapping[str, torch.Tensor]) -> None:
-    """Give the results of sequences without steps, or of none: the states are what they were."""
+    """Give the results of sequences without steps, or of none: states are as before, 0 by stated lengths."""
     for value, role in zip(found[1:], ("h", "c"), strict=False):
-        value.copy_(given[role]) if role in given else value.zero_()
+        value.copy_(given[role]) if role in given and "lengths" not in given else value.zero_()
 
 
 # Weights of recurrent layers that are codes of 8 bits, as their kernel takes them; gates of inputs
