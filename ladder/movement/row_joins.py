@@ -9,7 +9,7 @@ from __future__ import annotations
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
-from ladder.partition.rows import REDUCTIONS, Index, Loops, operand_index, reduced_place
+from ladder.partition.rows import Loops, places_read
 
 COLUMN: Loops = frozenset({"column"})
 """The loop over what a row has."""
@@ -20,24 +20,11 @@ LEAST_FRAME = 64
 
 def between_rows(graph: Graph, rows: int) -> frozenset[str]:
     """Return the joins and pads of a loop over rows that no element's column decides."""
-    seen: set[tuple[str, Index]] = set()
-    ahead: list[tuple[str, Index]] = []
-    for value in graph.outputs:
-        columns = len(graph.tile(value).shape) - rows
-        ahead.append((value, (*[frozenset[str]()] * rows, *[COLUMN] * columns)))
     across: set[str] = set()
-    while ahead:
-        value, place = ahead.pop()
-        if (value, place) in seen:
-            continue
-        seen.add((value, place))
+    for value, place in places_read(graph, graph.outputs, rows, (frozenset(), COLUMN), lambda _: "column"):
         node = graph.producer(value)
         if any(place[axis] for axis in _cut_axes(node)):
             across.add(node.name)
-        if node.operator in REDUCTIONS:
-            ahead.append((node.inputs[0], reduced_place(graph, node, place, "column")))
-            continue
-        ahead += [(operand, operand_index(graph, node, at, place)) for at, operand in enumerate(node.inputs)]
     return frozenset(n.name for n in graph.nodes if n.operator in ("concat", "pad")) - across
 
 

@@ -9,14 +9,13 @@ kernel, which holds the part, finds sums and products.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
-from ladder.ir.build import GraphBuilder, node_attributes, prune, transformed
+from ladder.ir.build import GraphBuilder, node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.movement.split_softmax import TYPES, in_equal_parts
+from ladder.movement.split_softmax import TYPES, in_equal_parts, renamed
 from ladder.partition.rows import REDUCTIONS
 
 VIEWS = ("reshape", "broadcast")
@@ -105,9 +104,10 @@ def _reduced_of(graph: Graph, mean: str) -> set[str]:
 
 
 class Parts(NamedTuple):
-    """Of the parts of a value: itself, their sums, and their means, along the axis behind that of parts."""
+    """Of the parts of a value: itself, their length, sums and means, along the axis behind that of parts."""
 
     rows: str
+    length: str
     sums: str
     means: str
 
@@ -133,15 +133,7 @@ def deviations_in_parts(graph: Graph, counts: Mapping[str, int]) -> Graph:
             return _joined(builder, node, *sides)
         return None
 
-    def noted(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
-        found = divided(builder, node, inputs)
-        if found is None and node.name in wanted:
-            (found,) = builder.copy(node, inputs)
-        if found is not None:
-            names[node.name] = found
-        return found
-
-    return replace(prune(transformed(graph, noted)), grid=graph.grid) if chosen else graph
+    return renamed(graph, divided, wanted, names) if chosen else graph
 
 
 def parts_of(builder: GraphBuilder, value: str, axis: int, count: int) -> Parts:
@@ -150,7 +142,7 @@ def parts_of(builder: GraphBuilder, value: str, axis: int, count: int) -> Parts:
     tile = builder.tile(rows)
     length = builder.add("constant", value=float(tile.known_shape[axis + 1]), type=tile.ttype.name)
     sums = builder.add("reduce_sum", rows, axis=axis + 1, keep=True)
-    return Parts(rows, sums, builder.add("div", sums, length))
+    return Parts(rows, length, sums, builder.add("div", sums, length))
 
 
 def products_of_parts(builder: GraphBuilder, axis: int, first: Parts, second: Parts) -> str:
@@ -164,15 +156,13 @@ def _joined(builder: GraphBuilder, node: Node, first: tuple[Parts, str], second:
     """Add the sum over the whole: of what parts have, and of what their means lie from those of the whole."""
     axis = node_attributes(node)["axis"] % (len(builder.tile(first[0].rows).shape) - 1)
     found = products_of_parts(builder, axis, first[0], second[0])
-    tile = builder.tile(first[0].rows)
-    length = builder.add("constant", value=float(tile.known_shape[axis + 1]), type=tile.ttype.name)
     apart = []
     for parts, mean in dict.fromkeys((first, second)):
         shape = builder.tile(parts.means).known_shape
         whole = builder.add("reshape", mean, shape=(*shape[:axis], 1, *shape[axis + 1 :]))
         apart.append(builder.add("sub", parts.means, whole))
     missing = builder.add("square", *apart) if len(apart) == 1 else builder.add("mul", *apart)
-    return _over_parts(builder, node, builder.add("add", found, builder.add("mul", missing, length)))
+    return _over_parts(builder, node, builder.add("add", found, builder.add("mul", missing, first[0].length)))
 
 
 def _over_parts(builder: GraphBuilder, node: Node, value: str) -> str:

@@ -8,7 +8,7 @@ which holds the part, finds both (Milakov and Gimelshein, Online normalizer calc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -123,16 +123,30 @@ def in_parts(graph: Graph, counts: Mapping[str, int]) -> Graph:
             return over_parts(builder, node, builder.add("mul", found.sums, share))
         return None
 
+    return renamed(graph, divided, {one.less for one in sums}, names) if sums else graph
+
+
+def renamed(
+    graph: Graph,
+    made: Callable[[GraphBuilder, Node, tuple[str, ...]], str | None],
+    wanted: Container[str],
+    names: dict[str, str],
+) -> Graph:
+    """Return a graph some of whose nodes are made otherwise.
+
+    made: As of `ladder.ir.build.transformed`; it may ask `names`.
+    names: Becomes the new name of each node that was made, and of those that are wanted.
+    """
+
     def noted(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
-        found = divided(builder, node, inputs)
+        found = made(builder, node, inputs)
         if found is None and node.name in wanted:
             (found,) = builder.copy(node, inputs)
         if found is not None:
             names[node.name] = found
         return found
 
-    wanted = {one.less for one in sums}
-    return replace(prune(transformed(graph, noted)), grid=graph.grid) if sums else graph
+    return replace(prune(transformed(graph, noted)), grid=graph.grid)
 
 
 def of_parts(builder: GraphBuilder, one: Sum, value: str, count: int) -> Parts:

@@ -11,7 +11,7 @@ from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.repeats import known
-from ladder.partition.rows import REDUCTIONS, Index, operand_index, reduced_place, row_axes
+from ladder.partition.rows import REDUCTIONS, Index, places_read, row_axes
 
 MUCH_READ = 1 << 20
 """Elements of an input from which on another launch costs less."""
@@ -26,23 +26,10 @@ def mixes_directions(graph: Graph, outputs: Sequence[str]) -> bool:
     large = {n.name for n in graph.inputs if known(product(n.tile.shape)) >= MUCH_READ}
     if len(reductions) < 2 or not large or (rows := row_axes(graph, outputs)) is None:
         return False
-    seen: set[tuple[str, Index]] = set()
-    ahead: list[tuple[str, Index]] = []
-    for value in outputs:
-        columns = len(graph.tile(value).shape) - rows
-        ahead.append((value, (*[frozenset({ROW})] * rows, *[frozenset[str]()] * columns)))
     directions: dict[str, dict[str, set[bool]]] = {name: {} for name in large}
     before = {node.name for node in reductions if _is_before_the_last(graph, node)}
-    while ahead:
-        value, place = ahead.pop()
-        if (value, place) in seen:
-            continue
-        seen.add((value, place))
-        node = graph.producer(value)
-        if node.operator in REDUCTIONS:
-            ahead.append((node.inputs[0], reduced_place(graph, node, place, node.name)))
-            continue
-        ahead += [(operand, operand_index(graph, node, at, place)) for at, operand in enumerate(node.inputs)]
+    ends = frozenset({ROW}), frozenset[str]()
+    for value, place in places_read(graph, outputs, rows, ends, lambda node: node.name):
         if value in large:
             _note(directions[value], graph.tile(value).shape, place)
     return any(

@@ -11,7 +11,7 @@ counts rows too, what lies between the leading ones and it is reduced or has an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -181,6 +181,32 @@ def reduced_place(graph: Graph, node: Node, place: Index, loop: str) -> Index:
     axis = attributes["axis"] % len(shape)
     own = frozenset[str]() if shape[axis] == 1 else frozenset({loop})
     return (*place[:axis], own, *place[axis + 1 if attributes["keep"] else axis :])
+
+
+def places_read(
+    graph: Graph, outputs: Sequence[str], rows: int, ends: tuple[Loops, Loops], loop: Callable[[Node], str]
+) -> Iterator[tuple[str, Index]]:
+    """Yield all (value, what the place of an element of it depends on) that results of rows are made of.
+
+    ends: What the places of results depend on, along the axes of rows and along the others.
+    loop: Names the loop of a reduction.
+    """
+    seen: set[tuple[str, Index]] = set()
+    ahead: list[tuple[str, Index]] = []
+    for value in outputs:
+        columns = len(graph.tile(value).shape) - rows
+        ahead.append((value, (*[ends[0]] * rows, *[ends[1]] * columns)))
+    while ahead:
+        value, place = ahead.pop()
+        if (value, place) in seen:
+            continue
+        seen.add((value, place))
+        yield value, place
+        node = graph.producer(value)
+        if node.operator in REDUCTIONS:
+            ahead.append((node.inputs[0], reduced_place(graph, node, place, loop(node))))
+            continue
+        ahead += [(operand, operand_index(graph, node, at, place)) for at, operand in enumerate(node.inputs)]
 
 
 def gathered_from(node: Node, rank: int, index: Sequence[Any], number: Any) -> tuple[tuple[Any, ...], ...]:
