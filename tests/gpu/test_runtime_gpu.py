@@ -321,6 +321,19 @@ def test_graphs_that_a_program_records_have_memory_of_their_own() -> None:
         assert max(map(relative_error, [*found, again], [*expected, expected[0]])) <= 1e-2
 
 
+@torch.no_grad()
+def test_what_is_written_through_data_is_seen() -> None:
+    """As adapters are merged, into weights that plans fold, join and turn."""
+    norm = torch.nn.Sequential(torch.nn.Conv2d(32, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.ReLU())
+    net = torch.nn.Sequential(norm, torch.nn.AvgPool2d(14), torch.nn.Flatten(), torch.nn.Linear(64, 96))
+    net = net.eval().to("cuda", torch.float16)
+    fast, x = ladder.compile(net), torch.randn(4, 32, 16, 16, device="cuda", dtype=torch.float16)
+    for name, _ in [("", x)] * 3 + [*net.named_parameters()] * 2:
+        if name:
+            net.get_parameter(name).data += 0.25
+        assert relative_error(fast(x), net(x).double()) <= 1e-2
+
+
 @pytest.mark.parametrize("gap", [1, 2])
 @pytest.mark.parametrize("name", REPLAYED)
 @torch.no_grad()

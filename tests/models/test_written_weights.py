@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import nn
 import ladder
 from ladder.runtime.model import probes
 from ladder.runtime.model.ordered import Ordered, Watch, convolve, is_enabled, multiply, ordered_matrix
-from ladder.runtime.model.probes import Probes
+from ladder.runtime.model.probes import Noted, Probes
 
 
 class Net(nn.Module):
@@ -33,6 +35,10 @@ def added_to_data(weight: Any) -> None:
     weight.data += torch.rand_like(weight)
 
 
+def one_element(weight: Any) -> None:
+    weight.data.view(-1)[3] = 100
+
+
 def other_data(weight: Any) -> None:
     weight.data = torch.rand_like(weight)
 
@@ -42,9 +48,15 @@ def in_place(weight: Any) -> None:
         weight.mul_(2)
 
 
-@pytest.mark.parametrize("write", [added_to_data, other_data, in_place])
+@pytest.mark.parametrize("looked", [True, False])
+@pytest.mark.parametrize("write", [added_to_data, one_element, other_data, in_place])
 @pytest.mark.parametrize("name", ["linear.weight", "convolution.weight", "norm.bias", "scale"])
-def test_the_next_call_sees_what_was_written(write: Callable[[Any], None], name: str) -> None:
+def test_the_next_call_sees_what_was_written(
+    monkeypatch: pytest.MonkeyPatch, write: Callable[[Any], None], name: str, looked: bool
+) -> None:
+    """Also where no element is looked at, as on GPUs, where looking would wait for the device."""
+    if not looked:
+        monkeypatch.setattr(probes, "_is_seen", lambda tensor: False)
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(3, 24)
     fast = ladder.compile(net)
@@ -56,20 +68,53 @@ def test_the_next_call_sees_what_was_written(write: Callable[[Any], None], name:
             torch.testing.assert_close(fast(x), net(x))
 
 
-@pytest.mark.parametrize("name", ["linear.weight", "convolution.weight"])
-def test_where_no_element_is_looked_at_torchs_counter_may_be_told(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """As on GPUs, where looking would wait for the device."""
+def test_torchs_counter_may_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of writes by other libraries, where no element is looked at."""
     monkeypatch.setattr(probes, "_is_seen", lambda tensor: False)
     net, x = Net().eval(), torch.randn(3, 24)
     fast = ladder.compile(net)
     with torch.no_grad():
         for _ in range(3):
             fast(x)
-        added_to_data(net.get_parameter(name))
+        torch.from_dlpack(net.linear.weight.detach()).mul_(2)
         torch.autograd.graph.increment_version(net.parameters())
         torch.testing.assert_close(fast(x), net(x))
+
+
+def test_reading_data_changes_no_program() -> None:
+    """Of parameters that are watched: torch's property and ours give the same, and programs trace it."""
+    net = nn.Linear(3, 3)
+    noted = Noted(net.parameters())
+    assert noted.hold([*net.parameters()])
+    data = net.weight.data
+    assert type(data) is torch.Tensor
+    assert (data.requires_grad, data.data_ptr()) == (False, net.weight.data_ptr())
+    assert not noted.hold([*net.parameters()])
+    assert Noted(net.parameters()).hold([*net.parameters()])
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    assert not vars(copied.weight)
+    with pytest.raises(TypeError):
+        net.weight.data = 3  # type: ignore[assignment]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        net.weight.data.mul_(2)
+        return x @ net.weight.data.t() + net.bias
+
+    x = torch.randn(2, 3)
+    wanted = x @ (2 * net.weight).t() + net.bias
+    torch.testing.assert_close(torch.compile(program, backend="eager", fullgraph=True)(x), wanted)
+
+
+def test_reads_are_counted_of_layers_that_one_plan_serves() -> None:
+    torch.manual_seed(0)
+    layers = [Net().eval() for _ in range(3)]
+    fast = ladder.compile(lambda net, x: net(x))
+    x = torch.randn(3, 24)
+    with torch.no_grad():
+        for turn in range(4):
+            for layer in layers:
+                torch.testing.assert_close(fast(layer, x), layer(x))
+            one_element(layers[turn % 3].linear.weight)
 
 
 def test_weights_of_inference_mode() -> None:

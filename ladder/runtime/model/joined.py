@@ -176,12 +176,13 @@ class Parked:
         self.arrays = arrays
         self.parts = [weakref.ref(part, lambda _: drop()) for part in noted.parts]
         self.facts = noted.addresses, noted.versions
+        self.reads = noted.reads
         self.known = noted.probes.known
 
     def are_of(self, noted: Noted) -> bool:
         """Tell whether these parts are the ones, and hold what they held."""
         same = all(ref() is part for ref, part in zip(self.parts, noted.parts, strict=True))
-        if not same or self.facts != (noted.addresses, noted.versions):
+        if not same or self.facts != (noted.addresses, noted.versions) or not self.reads.hold():
             return False
         known = noted.probes.known
         return known is None or (self.known is not None and torch.equal(known, self.known))

@@ -1,8 +1,10 @@
 """Writes that torch does not count: through ``.data``, and into tensors made in inference mode.
 
 What a plan makes of weights (other orders, sums, matrices side by side) is made again when a weight was
-changed. Counters of changes miss these writes, so a few elements of each weight are compared too: whatever
-goes over a whole weight, as merging an adapter does, is noticed. A write of single elements may not be.
+changed. Torch's counters miss these writes. Reads of ``data`` of parameters are counted (`DataReads`), and a
+few elements of each weight are compared, so that whatever goes over a whole weight is noticed on CPUs. Not
+noticed are single elements of tensors that are no parameters, and, on GPUs, writes into inference tensors,
+through ``data`` of buffers, and by other libraries.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from operator import attrgetter
 
 import torch
 
+from ladder.runtime.model.data_reads import DataReads
 from ladder.runtime.snapshot import Snapshot, Tensors, identical
 
 ELEMENTS = 8
@@ -49,16 +52,21 @@ class Noted:
         self.counted = [part for part in self.parts if not part.is_inference()]
         """Those that count how often they were changed in place: inference tensors do not."""
         self.versions = [*map(_version, self.counted)]
+        self.reads = DataReads(self.parts)
         self.probes = Probes(self.parts)
         self.snapshot = Snapshot(versions=True)
 
     def hold(self, parts: Tensors) -> bool:
         """Tell whether these are the tensors, and they are what they were."""
-        return self.snapshot.confirm(parts, lambda: self._are(parts)) and self.probes.hold()
+        return self.snapshot.confirm(parts, lambda: self._are(parts)) and self._hold_unseen()
 
     def unwritten(self) -> bool:
         """Tell whether the tensors are what they were, where they are known to lie where they lay."""
-        return self.snapshot.confirm(self.parts, self._count_as_before) and self.probes.hold()
+        return self.snapshot.confirm(self.parts, self._count_as_before) and self._hold_unseen()
+
+    def _hold_unseen(self) -> bool:
+        """Tell whether nothing is known of writes that torch does not count."""
+        return self.reads.hold() and self.probes.hold()
 
     def _count_as_before(self) -> bool:
         return [*map(_version, self.counted)] == self.versions
@@ -75,6 +83,7 @@ class Noted:
         found.addresses = [*chain.from_iterable(each.addresses for each in noted)]
         found.counted = [*chain.from_iterable(each.counted for each in noted)]
         found.versions = [*chain.from_iterable(each.versions for each in noted)]
+        found.reads = DataReads.together([each.reads for each in noted])
         found.probes.views = [*chain.from_iterable(each.probes.views for each in noted)]
         known = [each.probes.known for each in noted if each.probes.known is not None]
         found.probes.known = torch.cat(known) if known else None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ladder.runtime.model.binders import BINDERS, bind_by_torch
+from ladder.runtime.model.data_reads import Detached
 from ladder.runtime.model.plan import PlanStep
 from ladder.runtime.model.workspace import Bound, Workspace
 from ladder.runtime.snapshot import Snapshot, identical
@@ -21,7 +22,7 @@ class FrameArguments:
     plain: Position -> a parameter, and what steps get for it: the same tensor, whatever sizes they are for.
     """
 
-    def __init__(self, inputs: Sequence[tuple[int, int]], plain: dict[int, tuple[Any, Any]]) -> None:
+    def __init__(self, inputs: Sequence[tuple[int, int]], plain: dict[int, Detached]) -> None:
         self.inputs, self.plain = tuple(inputs), plain
         self.moving = self.inputs
         """Those that are put into their slots in every call."""
@@ -70,11 +71,10 @@ class FrameArguments:
         """Return a parameter as a tensor that asks for no gradient."""
         if not value.requires_grad:
             return value
-        parameter, found = self.plain.get(at, (None, value))
-        if parameter is not value or found.data_ptr() != value.data_ptr():
-            found = value.detach()
-            self.plain[at] = value, found
-        return found
+        found = self.plain.get(at)
+        if found is None or not found.is_of(value):
+            found = self.plain[at] = Detached(value)
+        return found.tensor
 
 
 class Steps:

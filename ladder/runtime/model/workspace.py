@@ -12,6 +12,7 @@ import torch
 from ladder.partition.subgraphs import OWN_KINDS
 from ladder.runtime.allocate import allocator
 from ladder.runtime.model.bound_plan import BoundPlan
+from ladder.runtime.model.data_reads import Detached
 from ladder.runtime.model.library import product_takes_out
 from ladder.runtime.model.memory import Block, Result, contiguous, divided
 from ladder.runtime.model.ordered import Keep, Ordered, Watch
@@ -38,7 +39,7 @@ class Workspace:
         held = {**owner.held, **owner.owned}
         self.constants = {*held, *(v for s in plan.steps if s.constant for v in s.part.outputs)}
         """Values that stay from call to call."""
-        self.plain: dict[int, tuple[Any, Any]] = {}
+        self.plain: dict[int, Detached] = {}
         """As `Given.plain`."""
         self.watch = Watch()
         self.panels: dict[tuple[Any, ...], Ordered] = {}
