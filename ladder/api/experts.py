@@ -143,7 +143,8 @@ class GroupedMatmul:
             The weights, from `pack`.
         ranges
             int32 on the device of x: ascending offsets ``[E + 1]`` or, if masked, counts ``[E]``; the experts
-            ``[S]`` of slots. Offsets need not start at 0 nor end at T, and what they say beyond x is ignored.
+            ``[S]`` of slots, where -1, or any other number that is no expert's, is no expert. Offsets need
+            not start at 0 nor end at T, and what they say beyond x is ignored.
             Where offsets descend, a CPU raises an error; a GPU, which does not wait for them, gives their
             rows to one of the experts.
         bias

@@ -122,8 +122,8 @@ def mixture(
     """Return the weighted sum of what each row's experts make of it ``[T, H]``.
 
     x: ``[T, H]``.
-    ids, weights: ``[T, k]``: the experts of each row, and their weights. Numbers from E on are no expert
-        here.
+    ids, weights: ``[T, k]``: the experts of each row, and their weights. Numbers below 0 and from E on are
+        no expert here.
     up, down: Take rows and offsets, or slots of one row and their experts, as `GroupedLinear` does.
     gate: What lies between them.
     experts: E; by default that of ``down``.
@@ -134,13 +134,14 @@ def mixture(
         own = flat.to(torch.int32)
         rows = gate(up(x.expand(len(flat), -1)[:, None], own))
         rows = down(rows.to(x.dtype), own)[:, 0]
-        # Rows of no expert are not written by products.
-        return (torch.where((flat < experts)[:, None], rows, 0) * weights[:, None]).sum(0, True).to(x.dtype)
+        here = (flat >= 0) & (flat < experts)  # products do not write rows of no expert
+        return (torch.where(here[:, None], rows, 0) * weights[:, None]).sum(0, True).to(x.dtype)
     flat, order = torch.sort(flat, stable=True)
     at, bounds = (torch.arange(extent, device=ids.device) for extent in (flat.numel(), experts + 1))
     offsets = torch.searchsorted(flat, bounds.to(ids.dtype)).to(torch.int32)
     rows = gate(up(x[order // ids.shape[-1]], offsets))
     rows = down(rows.to(x.dtype), offsets)
-    rows = torch.where((at < offsets[-1])[:, None], rows, 0) * weights[order][:, None]
+    here = (at >= offsets[0]) & (at < offsets[-1])
+    rows = torch.where(here[:, None], rows, 0) * weights[order][:, None]
     rows = torch.empty_like(rows).index_copy_(0, order, rows)
     return rows.view(*ids.shape, rows.shape[-1]).sum(1).to(x.dtype)

@@ -121,9 +121,8 @@ class LadderMoEMethod(ExpertsLayer, FusedMoEMethodBase):  # type: ignore[misc]
     def apply(self, layer: Any, dispatch_output: Any) -> Any:
         """Return the weighted sum of each token's experts ``[T, H]``; experts of other ranks are -1."""
         weights, ids, _ = dispatch_output.topk_output
-        own = torch.where(ids < 0, self.experts, ids).long()
         x = dispatch_output.hidden_states
-        return StandardCombineInput(mixture(x, own, weights, layer.up, self.gate, layer.down))
+        return StandardCombineInput(mixture(x, ids.long(), weights, layer.up, self.gate, layer.down))
 
 
 class LadderQuantizationConfig(EngineConfig, QuantizationConfig):  # type: ignore[misc]

@@ -102,7 +102,6 @@ class LadderMoEMethod(ExpertsLayer, FusedMoEMethodBase):  # type: ignore[misc]
         ids = topk_ids.long()
         if layer.expert_map is not None:  # experts of other ranks are -1 there
             ids = layer.expert_map[ids].long()
-            ids = torch.where(ids < 0, self.experts, ids)
         return mixture(x, ids, topk_weights, layer.up, gate_of(layer.activation), layer.down)
 
 

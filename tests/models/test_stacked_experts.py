@@ -143,7 +143,7 @@ def test_a_packed_projection_is_named() -> None:
 @pytest.mark.parametrize("tokens", [0, 1, 2, 5])
 @pytest.mark.parametrize("chosen", [1, 3])
 def test_mixture_is_the_weighted_sum_of_experts(tokens: int, chosen: int) -> None:
-    """An expert may be chosen twice; numbers from E on are no expert, whose rows are not read."""
+    """An expert may be chosen twice; numbers below 0 and from E on are no expert, whose rows are not read."""
     torch.manual_seed(tokens)
     experts, width = 4, 6
     matrices = torch.randn(experts, width, width)
@@ -153,19 +153,19 @@ def test_mixture_is_the_weighted_sum_of_experts(tokens: int, chosen: int) -> Non
         y = torch.full_like(rows, torch.nan)
         if rows.dim() == 3:  # slots of one row, which name their experts
             for slot, expert in enumerate(offsets):
-                y[slot] = rows[slot] @ matrices[expert].T if expert < experts else torch.nan
+                y[slot] = rows[slot] @ matrices[expert].T if 0 <= expert < experts else torch.nan
             return y
         for expert in range(experts):
             begin, end = int(offsets[expert]), int(offsets[expert + 1])
             y[begin:end] = rows[begin:end] @ matrices[expert].T
         return y
 
-    for top in (experts, experts + 2):
-        ids = torch.randint(0, top, (tokens, chosen))
+    for least, top in ((0, experts), (-2, experts + 2), (-1, 0)):
+        ids = torch.randint(least, top, (tokens, chosen))
         wanted = torch.zeros(tokens, width)
         for token in range(tokens):
             for each in range(chosen):
-                if (expert := int(ids[token, each])) < experts:
+                if 0 <= (expert := int(ids[token, each])) < experts:
                     wanted[token] += (
                         weights[token, each] * torch.relu(x[token] @ matrices[expert].T) @ matrices[expert].T
                     )
