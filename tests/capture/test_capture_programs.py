@@ -45,6 +45,7 @@ ADVERSARIAL += (
     "lookups",
     "thrown",
     "once",
+    "training",
 )
 LIBRARIES = ("changed", "wrapped", "unlike", "mapped", "watched", "projects")
 HOMES = (*FIRST, *LATER, *STRESS, "surroundings", "branches", "counters", *LIBRARIES, *ADVERSARIAL)
@@ -154,4 +155,9 @@ def test_a_backend_takes_the_graphs():
 @pytest.mark.parametrize("name", ["held_by_loaders", "held_in_turns", "held_by_stacks"])
 def test_generators_in_containers_break_no_graph(name):
     captured = captured_run(PROGRAMS[name], 1)[2]
+    assert captured.outcome == "whole", captured.explain()
+
+
+def test_labels_of_profilers_break_no_graph():
+    captured = captured_run(PROGRAMS["labels_of_profilers"], 1)[2]
     assert captured.outcome == "whole", captured.explain()

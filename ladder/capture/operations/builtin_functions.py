@@ -20,7 +20,7 @@ from ladder.capture.operations.attribute_stores import delete_attr, store_attr
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.counts import counted_metadata, is_counted
 from ladder.capture.operations.function_modes import watched
-from ladder.capture.operations.modeled import enter_inference
+from ladder.capture.operations.managers import enter_inference
 from ladder.capture.operations.objects import is_fixed, seen_through, shown
 from ladder.capture.operations.replay import advance, is_hidden, iterate, known_iterator
 from ladder.capture.operations.symbolic import is_open, open_metadata

@@ -53,8 +53,11 @@ _NATIVE_TYPES = (
 _SINGLE: Any = functools.singledispatch(lambda value: value)
 _COMPILING = frozenset({is_captured, torch.compiler.is_compiling})
 """Functions by which a program asks whether a compiler traces it: models then leave out checks of values."""
-_UNTOLD = frozenset({"torch.nn.modules.transformer"})
-"""Modules that are told no: torch's encoder gives zeros in padded rows unless a compiler traces it."""
+_UNTOLD = ("torch.nn.modules.transformer", "torch.optim.")
+"""Modules that are told no, by what their names begin with.
+
+Torch's encoder gives zeros in padded rows unless a compiler traces it; its optimizers round otherwise then.
+"""
 
 
 def call(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -264,7 +267,7 @@ def _annotation(function: Any, kwargs: dict[str, Any]) -> Call | None:
 
 
 def _compiling(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    if vm.frames[-1].names.get("__name__") in _UNTOLD:
+    if str(vm.frames[-1].names.get("__name__")).startswith(_UNTOLD):
         return False
     vm.told_compiling = vm.store.tells_compiling
     return vm.told_compiling

@@ -26,7 +26,7 @@ from ladder.capture.heap.nodes import CaptureError, MockStep, dynamic_parts
 from ladder.capture.interpreter.evaluate import run
 from ladder.capture.interpreter.graph_arguments import value_of
 from ladder.capture.interpreter.interpreter import IMPORT, Call, Interpreter
-from ladder.capture.operations import collectives
+from ladder.capture.operations import collectives, managers
 from ladder.capture.operations.attributes import load_attr
 from ladder.capture.operations.function_modes import enter_device, leave_device, pop_mode, push_mode
 from ladder.capture.operations.functions import new_frame
@@ -387,38 +387,6 @@ OF_RECOMPUTING = {"context_fn", "determinism_check", "debug", "early_stop"}
 """Options of ``checkpoint`` that say how it recomputes."""
 
 
-def enter_inference(vm: Interpreter, mode: bool) -> Any:
-    """Do ``_InferenceMode(mode)``, which enters the mode or leaves it.
-
-    The graph is told of the recording of gradients only; emission says in which mode it runs as a whole.
-    """
-    if vm.aside:
-        raise CaptureError("inference mode on a side of a branch")
-    vm.trace.inference = vm.trace.inference or vm.here()
-    made = perform(vm, _inference, (vm.plain(mode), torch.is_grad_enabled()), {}, [])
-    tensor_operator(vm, torch._C._set_grad_enabled, (torch.is_grad_enabled(),), {})
-    return made
-
-
-def _inference(mode: bool, grad: bool) -> Any:
-    """Enter inference mode or leave it, so that gradients are recorded behind it if `grad` says so."""
-    torch._C._set_grad_enabled(grad)
-    return torch._C._InferenceMode(mode)
-
-
-def leave_inference(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Do ``_InferenceMode.__exit__``, to which an error is nothing."""
-    vm.trace.inference = vm.trace.inference or vm.here()
-    perform(vm, function, (args[0], None, None, None), {}, [vm.heap.node(args[0])])
-    tensor_operator(vm, torch._C._set_grad_enabled, (torch.is_grad_enabled(),), {})
-
-
-def _entered(vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Do ``_InferenceMode.__enter__``: the mode has been entered already."""
-
-
-_INFERENCE = vars(torch._C._InferenceMode)
-
 FUNCTIONS: dict[Any, Call] = {
     **dict.fromkeys(natives.ABOUT_PROGRAMS, ask_about_program),
     **dict.fromkeys(natives.SAYING, say),
@@ -433,10 +401,9 @@ FUNCTIONS: dict[Any, Call] = {
     while_loop: in_python(polyfills.while_loop_),
     getattr(_APPLY, "__func__", _APPLY): apply_function,
     torch._C._functorch.is_batchedtensor: has_rows,
+    **managers.FUNCTIONS,
     torch._C._push_on_torch_function_stack: push_mode,
     torch._C._pop_torch_function_stack: pop_mode,
-    _INFERENCE["__enter__"].__func__: _entered,
-    _INFERENCE["__exit__"].__func__: leave_inference,
 }
 """Functions, and native class methods as their class holds them -> ``call(vm, function, args, kwargs)``."""
 ONLY_READ = {("einops.einops", "_reconstruct_from_shape_uncached")}

@@ -95,7 +95,7 @@ STATE_GUARDED = frozenset(
 
 STATE_READS = STATE_GUARDED | {
     *(torch._C._get_default_device, torch.is_deterministic_algorithms_warn_only_enabled),
-    *(torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled),
+    *(torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled, torch._C._autograd._profiler_enabled),
     *filter(None, [getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)]),
     *settings.WRITES,
 }
