@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from operator import attrgetter
-from types import MethodType
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ def install(module: torch.nn.Module, layers: Mapping[str, GroupedLinear]) -> Non
     for name in found.stacks:
         setattr(holder(module, name), name.rpartition(".")[2], None)
     setattr(module, HOME, torch.nn.ModuleDict({home_of(name): layer for name, layer in layers.items()}))
-    module.forward = MethodType(found.forward, module)
+    module.forward = partial(found.forward, module)  # a method would be pickled as the class's own
 
 
 def uninstall(module: torch.nn.Module, like: torch.nn.Module, dtype: str) -> None:

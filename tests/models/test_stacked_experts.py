@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import io
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,19 @@ def test_rules_name_experts() -> None:
     assert model.get_submodule(names[0]).down_proj is not None
     ladder.quantize_(model, "int4", group_size=32, filter=lambda name, module: name == names[0])
     assert "experts" in str(ladder.quantization(model).quantized)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss", "jetmoe"])
+def test_models_with_experts_are_copied_and_pickled(name: str) -> None:
+    """As `torch.save` of a whole model does, and what sends one to another process."""
+    model = ladder.quantize_(random_model(name), "int8", skip=["lm_head"])
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    with torch.no_grad():
+        wanted = model(TOKENS).logits
+        for other in (torch.load(saved, weights_only=False), copy.deepcopy(model)):
+            assert torch.equal(other(TOKENS).logits, wanted)
 
 
 def test_what_cannot_be_quantized_leaves_all_as_it_is() -> None:
