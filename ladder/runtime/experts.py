@@ -16,6 +16,7 @@ import torch
 
 from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.gemm import Gemm
+from ladder.runtime import words
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, refuse_rows, require_alike, require_beside
 from ladder.runtime.operator import refuse_gradient
@@ -114,6 +115,7 @@ def multiply(
 
     ``expected`` is the number of tokens per expert that the kernel is chosen for; 0: the mean.
     """
+    words.check(weight)
     if x.dim() == 3 and not Request.parse(request).gemm.masked:
         request = of_slots(request, len(x))
     gemm = Request.parse(request).gemm

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ladder.ir.gemm import Gemm
-from ladder.runtime import failing  # noqa: F401  registers what checks values
+from ladder.runtime import failing, words  # noqa: F401  the first registers what checks values
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import refuse_rows, refuse_sparse
 from ladder.runtime.library import load_foreign_interface
@@ -63,7 +63,7 @@ def _run(
     """Launch on the current stream of ``x``'s device."""
     if wants_gradient(x, bias, token_scale):
         return _learning(x, weight, bias, token_scale, request)
-    return compiled(request, x.device).run(x, weight, bias, token_scale)
+    return _run_below_autograd(x, weight, bias, token_scale, request)
 
 
 def _run_below_autograd(
@@ -74,6 +74,7 @@ def _run_below_autograd(
     request: str,
 ) -> torch.Tensor:
     """Launch; autograd has recorded the call above."""
+    words.check(weight)
     return compiled(request, x.device).run(x, weight, bias, token_scale)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
+from ladder.runtime.snapshot import Snapshot
 from tile_types.errors import ArtifactError
 
 PARTS = 8
@@ -33,6 +36,7 @@ class Words:
         self.device = arrays[0].device
         self.arrays = [each for each in arrays if not each.is_floating_point()]
         self._seen = self._versions()
+        _OF.update((id(each), self) for each in self.arrays)
 
     @cached_property
     def sums(self) -> torch.Tensor:
@@ -48,13 +52,54 @@ class Words:
             self._seen = found
 
     def _versions(self) -> list[int]:
-        return [0 if each.is_inference() else each._version for each in self.arrays]
+        return [*map(_version, self.arrays)]
 
     @torch.inference_mode(False)
     def _sums(self) -> torch.Tensor:
         parts = [part for each in self.arrays for part in _wide(each.reshape(-1)).tensor_split(PARTS)]
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         return torch.cat([none, *(part.sum(0, True, dtype=torch.int64) for part in parts)])
+
+
+_OF: WeakValueDictionary[int, Words] = WeakValueDictionary()
+"""Identity of an array -> its words, which keep it alive."""
+
+
+def check(arrays: Iterable[Any]) -> None:
+    """Raise ArtifactError if tensors are words of weights, and were written with what is no weight."""
+    for words in filter(None, map(_OF.get, map(id, arrays))):
+        words.check()
+
+
+class Watched:
+    """Arguments of a plan that may be words of weights: `check` of them before each call.
+
+    places: Their positions.
+    """
+
+    def __init__(self, places: Iterable[int]) -> None:
+        self._places = sorted(set(places))
+        self._snapshot = Snapshot(versions=True)
+        self._seen: tuple[Any, ...] = ()
+        """Identities and versions when they were last found to be right."""
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raise ArtifactError if a call's words were written with what is no weight."""
+        if self._places:
+            arrays = [values[at] for at in self._places]
+            self._snapshot.confirm(arrays, lambda: self._are_right(arrays))
+
+    def _are_right(self, arrays: list[torch.Tensor]) -> bool:
+        found = (*map(id, arrays), *map(_version, arrays))
+        if found != self._seen:
+            check(arrays)
+            self._seen = found
+        return True
+
+
+def _version(array: torch.Tensor) -> int:
+    """Return how often an array was written, as far as torch counts it."""
+    return 0 if array.is_inference() else array._version
 
 
 def _wide(array: torch.Tensor) -> torch.Tensor:

@@ -123,6 +123,46 @@ def test_loading_copies_unless_it_is_told_to_assign(options: dict, weight: str) 
     assert all(torch.equal(again[name], each) for name, each in kept.items())
 
 
+class Beside(nn.Module):
+    """Layers whose results are added up."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layer(seed) for seed in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(each(x) for each in self.layers)
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_compiled_graphs_refuse_averages_of_words(count: int) -> None:
+    """Those that were compiled before, too; words of another weight that come with their sums are taken."""
+    model = Beside(count)
+    averaged = AveragedModel(model, use_buffers=True)
+    ways = {
+        "plan": ladder.compile,
+        "torch": lambda given: torch.compile(given, backend="aot_eager"),
+        "ladder": lambda given: torch.compile(given, backend="ladder"),
+        "exported": lambda given: torch.export.export(given.module, (X,)).module(),
+    }
+    with torch.no_grad():
+        before = {name: way(averaged) for name, way in ways.items()}
+        for name, compiled in before.items():
+            for _ in range(2):
+                assert torch.allclose(compiled(X), model(X), atol=1e-5), name
+        for _ in range(3):
+            averaged.update_parameters(model)
+        torch.compiler.reset()
+        uses = [*before.values(), *(lambda x, way=way: way(averaged)(x) for way in ways.values())]
+        for use in uses:
+            for _ in range(2):
+                with pytest.raises(ladder.LadderError, match="average parameters only"):
+                    use(X)
+        for mine, given in zip(averaged.module.buffers(), model.buffers(), strict=True):
+            mine.copy_(given)
+        assert torch.allclose(before["plan"](X), model(X), atol=1e-5)
+
+
 def test_averages_of_parameters_leave_words() -> None:
     model = nn.Sequential(layer(0))
     averaged = AveragedModel(model)

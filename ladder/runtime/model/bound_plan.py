@@ -110,6 +110,11 @@ class BoundPlan:
         found.operators = self.operators
         return found
 
+    def weights(self) -> set[int]:
+        """Return the positions of packed weights, and of what arrays are made of."""
+        made_of = () if self.joined is None else self.joined.read
+        return {*made_of, *(at for found in self.packs.values() for at in found)}
+
     def made_from(self, values: Sequence[Any]) -> int:
         """Return the position of the first argument that is made of others."""
         return len(values) - (len(self.joined.arrays) if self.joined is not None else 0)

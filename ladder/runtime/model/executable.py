@@ -16,6 +16,7 @@ from ladder.runtime.model.frame import Frames
 from ladder.runtime.model.plan import ModelPlan
 from ladder.runtime.model.results import ArgumentPart, result_of
 from ladder.runtime.model.sizes import ELEMENT, Sizes, facts_of, reader
+from ladder.runtime.words import Watched
 from tile_types.arrays import torch_dtype
 from tile_types.errors import AliasingError, DTypeError, ShapeError
 
@@ -43,6 +44,7 @@ class Executable:
         """Position of the last argument that shows a size."""
         self._shows_elements = any(axis == ELEMENT for _, axis in bound.places.values())
         self._frames = Frames(bound)
+        self._words = Watched(bound.weights())
         self._lock = renewed(threading.Lock())
         self._casts = torch._C._is_any_autocast_enabled()
         """What conversions a plan has are its own steps: autocast would add some in its steps of torch."""
@@ -88,6 +90,7 @@ class Executable:
                 stay = self.bound.arguments.stay(joined.places)
                 values = (*values, *joined.of(values, look.generation if stay else 0))
                 generation += joined.generation
+        self._words.check(values)
         idle, frame = self._frames.take()
         try:
             sizes = self.read(values) if sizes is None else sizes
