@@ -7,6 +7,7 @@ Also what others store alike: per-tensor fp8 of ModelOpt and FBGEMM. Sources: co
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 EIGHT_BIT = {"int8": "int8", "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2"}
 """torch's name of a weight's element -> ours."""
+
+DENSE_SINCE = (0, 17)
+"""The version of compressed-tensors since which codes cross words."""
 
 
 def weight_options(layer: Layer) -> Iterator[dict[str, Any]]:
@@ -61,10 +65,18 @@ def packed_form(layer: Layer) -> tuple[int, int, int, bool]:
     fitting = [(bits, dense) for bits, extent, dense in widths if extent == words]
     chosen = [found for found in fitting if not stated or found[0] in stated]
     layer.require(bool(chosen), f"{words} words per row for {k} codes fit no width")
+    if len(chosen) > 1 and (crossing := crosses_words(layer)) is not None:
+        chosen = [found for found in chosen if found[1] is crossing] or chosen
     layer.require(
         len({bits for bits, _ in chosen}) == 1, f"{words} words per row fit several widths: {chosen}"
     )
     return n, k, *chosen[0]
+
+
+def crosses_words(layer: Layer) -> bool | None:
+    """Tell whether codes cross words in the version that wrote a layer; None if that is not said."""
+    found = re.match(r"(\d{1,9})\.(\d{1,9})", str(layer.config.get("version")))
+    return None if found is None else (int(found[1]), int(found[2])) >= DENSE_SINCE
 
 
 def packed_shape(layer: Layer) -> Shape:
@@ -89,10 +101,12 @@ def read_packed(layer: Layer) -> QuantizedTensor:
         scale = scale[:, :: block[1]].contiguous()
     zero = None
     if ".weight_zero_point" in layer:
-        zero = zero_codes(layer, n, bits, dense=dense)
-        layer.require(
-            zero.shape == (1, 1) or block[0] == 1, "zero points must be packed along outputs, or one of all"
-        )
+        packed = block[0] == 1 and len(layer.shape(".weight_zero_point")) == 2
+        if packed and layer[".weight_zero_point"].dtype == "int32":
+            zero = packed_zeros(layer, n, bits, dense=dense)
+        else:
+            zero = zeros_of(layer, n, k, bits) + (1 << (bits - 1))
+        zero = zero.to(torch.uint8)
         if order is not None:
             layer.require(int(index.max()) < zero.shape[1], "weight_g_idx names a group without zero point")
             zero = zero[:, index][:, :: block[1]].contiguous()
@@ -115,23 +129,26 @@ def read_packed(layer: Layer) -> QuantizedTensor:
     )
 
 
-def zero_codes(layer: Layer, n: int, bits: int, *, dense: bool) -> torch.Tensor:
-    """Return zero points as codes, a matrix: packed along outputs, or one of the whole matrix as it is."""
-    import torch
-
-    layer.require_type(".weight_zero_point", "int32", "int8")
+def packed_zeros(layer: Layer, n: int, bits: int, *, dense: bool) -> torch.Tensor:
+    """Return zero points that are packed along outputs as codes, a matrix."""
     zero = layer.tensor(".weight_zero_point")
-    if zero.dtype == torch.int8:
-        middle = 1 << (bits - 1)
-        within = zero.numel() == 1 and -middle <= int(zero) < middle
-        layer.require(within, f"weight_zero_point must be packed, or one number of {bits} bits")
-        return (zero.short() + middle).to(torch.uint8).reshape(1, 1)
-    layer.require(zero.ndim == 2, f"weight_zero_point has the shape {list(zero.shape)}")
     layer.require(
         zero.shape[0] * (32 if dense else 32 // bits * bits) >= n * bits,
         f"{zero.shape[0]} words of zero points for {n} outputs",
     )
     return words_to_codes(zero.t(), bits, n, dense=dense).t().contiguous()
+
+
+def zeros_of(layer: Layer, n: int, k: int, bits: int) -> torch.Tensor:
+    """Return zero points that are stored as they are: one per scale, signed, in int16."""
+    import torch
+
+    layer.require_type(".weight_zero_point", "int8", "int32")
+    zero, _ = blocks_of(layer, ".weight_zero_point", n, k)
+    middle = 1 << (bits - 1)
+    within = -middle <= int(zero.min()) and int(zero.max()) < middle
+    layer.require(within, f"weight_zero_point is no number of {bits} bits")
+    return zero.to(torch.int16)
 
 
 def columns_of(layer: Layer, k: int, scale: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -237,8 +254,7 @@ def read_eight_bit(layer: Layer) -> QuantizedTensor:
     scale, block = (mx_scales if is_mx(layer) else scales_of)(layer, n, k)
     zero = None
     if ".weight_zero_point" in layer:
-        layer.require_type(".weight_zero_point", "int8")
-        zero, _ = blocks_of(layer, ".weight_zero_point", n, k)
+        zero = zeros_of(layer, n, k, 8).to(torch.int8)
         layer.require(zero.shape == scale.shape, "zero points do not fit scales")
     integers = layer[".weight"].dtype == "int8"
     kind, least = ("int", 1) if integers else ("float", 8)

@@ -165,12 +165,13 @@ class Walk:
         """Declare an input of the model."""
         late = Late(info.name, self._named(info))
         tile = late.tile
+        shape = [0 if extent is None else extent for extent in shape_of(late.info) or ()]
+        check_extents([e for e in shape if isinstance(e, int)], f"input {info.name!r}")
+        self.open.update(names_in(shape))
+        self.flow.show(info.name, shape)  # texts show sizes, too
         if tile is None:
             self.values[info.name] = late
             return
-        check_extents([e for e in tile.shape if isinstance(e, int)], f"input {info.name!r}")
-        self.open.update(names_in(tile.shape))
-        self.flow.show(info.name, tile.shape)
         self.values[info.name] = self.piece.enter(info.name, tile.ttype, tile.shape, identifier(info.name))
 
     def _named(self, info: Any) -> Any:

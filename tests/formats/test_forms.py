@@ -90,6 +90,67 @@ def test_packed_columns_in_an_order_of_their_own(even: bool, asymmetric: bool, t
     assert torch.equal(found.dequantize(), wanted)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32])
+@pytest.mark.parametrize("block", [(N // 2, K // 4), (N, K)])
+def test_zero_points_of_blocks_are_stored_as_they_are(
+    bits: int, dtype: torch.dtype, block: tuple[int, int], tmp_path: Path
+) -> None:
+    """Packed are those of rows and groups alone; the one of a whole matrix has one axis."""
+    rows, columns = N // block[0], K // block[1]
+    random, codes = torch.Generator().manual_seed(5), random_codes(bits)
+    middle = 1 << bits - 1
+    zero = torch.randint(-middle, middle, (rows, columns), generator=random)
+    scale = torch.rand(rows, columns, generator=random) + 0.5
+    shape = (rows, columns) if rows * columns > 1 else (1,)
+    options = {"num_bits": bits, "symmetric": False, "strategy": "tensor"}
+    if rows * columns > 1:
+        options |= {"strategy": "block", "block_structure": list(block)}
+    arrays = {
+        "weight_packed": sparse_words(codes, bits),
+        "weight_scale": scale.reshape(shape),
+        "weight_zero_point": zero.to(dtype).reshape(shape),
+        "weight_shape": torch.tensor([N, K]),
+    }
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": options}}}
+
+    def expanded(values: torch.Tensor) -> torch.Tensor:
+        return values.double().repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+
+    wanted = (codes - middle - expanded(zero)) * expanded(scale)
+    assert torch.equal(stored(tmp_path, dict(arrays), dict(config)).dequantize(), wanted)
+    arrays["weight_zero_point"] = (zero + (1 << bits)).to(torch.int32).reshape(shape)
+    with pytest.raises(ladder.CheckpointError, match=f"no number of {bits} bits"):
+        stored(tmp_path, arrays, config)
+
+
+def test_zero_points_of_eight_bit_codes_may_be_words(tmp_path: Path) -> None:
+    codes = random_codes(8).to(torch.int8)
+    zero = torch.randint(-128, 128, (N, 1), generator=torch.Generator().manual_seed(6), dtype=torch.int32)
+    arrays = {"weight": codes, "weight_scale": scales(1), "weight_zero_point": zero}
+    found = stored(tmp_path, arrays, {"quant_method": "compressed-tensors"})
+    assert torch.equal(found.dequantize(), (codes.double() - zero) * scales(1).double())
+
+
+@pytest.mark.parametrize(("version", "bits"), [("0.20.1", 8), ("0.16.0", 7)])
+def test_words_that_fit_several_widths_are_of_the_version_that_wrote_them(
+    version: str, bits: int, tmp_path: Path
+) -> None:
+    """Layers of 7 and 8 bits: with gaps, both take a byte."""
+    codes = random_codes(bits)
+    arrays = {
+        "weight_packed": sparse_words(codes, bits),
+        "weight_scale": scales(1),
+        "weight_shape": torch.tensor([N, K]),
+    }
+    options = {f"group_{n}": {"weights": {"num_bits": n, "strategy": "channel"}} for n in (7, 8)}
+    config = {"quant_method": "compressed-tensors", "config_groups": options, "version": version}
+    wanted = (codes - (1 << bits - 1)).double() * scales(1).double()
+    assert torch.equal(stored(tmp_path, dict(arrays), dict(config)).dequantize(), wanted)
+    with pytest.raises(ladder.CheckpointError, match="fit several widths"):
+        stored(tmp_path, arrays, config | {"version": "unknown"})
+
+
 def test_gptq_groups_of_different_sizes(tmp_path: Path) -> None:
     codes = random_codes(4)
     index = torch.repeat_interleave(torch.arange(4), torch.tensor([8, 24, 20, 12])).roll(5)

@@ -384,6 +384,10 @@ def test_hashes_of_grams(end: int | None, parts: bool) -> None:
         (["a bb", "ccc"], {"tokenexp": "[a-z]+", "mincharnum": 2}, [["bb"], ["ccc"]]),
         (["", ""], {"separators": [" "], "mark": 1}, [[], []]),
         ([["a b"], ["c"]], {"separators": [r"\s"]}, [[["a", "b"]], [["c", "#"]]]),
+        (["ab, c!!"], {"tokenexp": r"\w+|[^\w\s]+"}, [["ab", ",", "c", "!!"]]),
+        (["abc ab"], {"tokenexp": "a|ab|b?"}, [["ab", "ab"]]),
+        (["ab a-b"], {"tokenexp": r"\b\w{2,}\b|-"}, [["ab", "-"]]),
+        (["a1b, c"], {"separators": [r",\s|\d", "b"]}, [["a", "c"]]),
     ],
 )
 def test_tokens(texts: list[Any], given: dict[str, Any], wanted: list[Any]) -> None:
@@ -392,7 +396,9 @@ def test_tokens(texts: list[Any], given: dict[str, Any], wanted: list[Any]) -> N
     assert found.tolist() == wanted
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+", "a|ab", "a*a*", "a{2}b", "^a", "a??", "\\p{L}", "[a", "b*"])
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+", "a|(b)", "a*a*", "a{2}b", "^a", "a??", "\\p{L}", "[a", "b*", r"\b,?", "a|b*", "a|"]
+)
 def test_patterns_that_may_match_otherwise_are_named(pattern: str) -> None:
     """RE2 takes the longest match in time that grows with the text alone."""
     with pytest.raises(ShapeError, match="Tokenizer with"):

@@ -6,9 +6,11 @@ import locale
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
+import ladder
 from ladder.runtime.onnx_ops.operation import Operation
 from ladder.runtime.onnx_ops.table import TABLE
 from tile_types.errors import ShapeError
@@ -91,3 +93,24 @@ def test_categories_of_any_number_of_axes() -> None:
     assert TABLE[op.name](strict, texts("", "a")[:, None, None]).tolist() == [[[[0, 1]]], [[[1, 0]]]]
     with pytest.raises(ShapeError, match="no category"):
         TABLE[op.name](strict, texts("", "b"))
+
+
+def test_texts_show_the_sizes_of_a_call() -> None:
+    """As scikit-learn's hashers ask them; a plan reads the shape alone."""
+    model = ladder.compile(
+        onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 22]>
+        g (string[N, 1] x, float[2] z) => (float[N, 2] y)
+        <int64[1] one = {1}, int64[1] zero = {0}> {
+            shape = Shape(x)
+            rows = Slice(shape, zero, one)
+            sizes = Concat<axis = 0>(rows, one)
+            empty = ConstantOfShape(sizes)
+            y = Add(empty, z)
+        }""")
+    )
+    z = torch.randn(2)
+    for rows in (3, 0, 1):
+        assert torch.equal(model(np.array([["ü"]] * rows, object).reshape(rows, 1), z), z.expand(rows, 2))
+    with pytest.raises(ShapeError, match="'x' must have shape"):
+        model(np.array(["a", "b"], object), z)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -97,20 +97,48 @@ START, END = "\x02", "\x03"
 """What stands around tokens that are marked."""
 
 SIMPLE = re.compile(
+    r"(?:\\b)?"
     r"(?:\\[^\w]|\\[dswDSWtnrfv]|\[\^?(?:\\.|[^\\\]\[])+\]|[^\\\[\](){}|?*+^$])+(?:[*+?]|\{\d+(?:,\d*)?\})?"
+    r"(?:\\b)?"
 )
 """Patterns of which the first match is the longest and takes no long time: the last character repeats."""
 
 
 @lru_cache
-def _pattern(text: str) -> re.Pattern[str]:
-    """Return a pattern of a node, which RE2 would match in onnxruntime.
+def _choices(text: str) -> tuple[re.Pattern[str], ...]:
+    """Return the alternatives of a pattern of a node, which RE2 would match in onnxruntime.
 
     Raises ShapeError if the two may differ in what they find.
     """
-    if SIMPLE.fullmatch(text) is None:
+    if re.fullmatch(f"{SIMPLE.pattern}(?:\\|{SIMPLE.pattern})*", text) is None:
         raise ShapeError(f"com.microsoft::Tokenizer with the pattern {text[:80]!r} is not supported")
-    return re.compile(text, re.ASCII)
+    return tuple(re.compile(choice.group(), re.ASCII) for choice in SIMPLE.finditer(text))
+
+
+def _matches(pattern: str, text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches that are not empty: of those that begin first, the longest."""
+    choices, at = _choices(pattern), 0
+    following = [choice.search(text) for choice in choices]
+    while at <= len(text) and any(following):
+        best = min(filter(None, following), key=lambda match: (match.start(), -match.end()))
+        at = best.end()
+        if best.group():
+            yield best
+        else:
+            at += 1
+        following = [
+            choice.search(text, at) if match is not None and match.start() < at else match
+            for choice, match in zip(choices, following, strict=True)
+        ]
+
+
+def _between(separator: str, text: str) -> Iterator[str]:
+    """Yield what lies between matches of a pattern."""
+    at = 0
+    for match in _matches(separator, text):
+        yield text[at : match.start()]
+        at = match.end()
+    yield text[at:]
 
 
 def _split(op: Operation, text: str) -> list[str]:
@@ -119,12 +147,12 @@ def _split(op: Operation, text: str) -> list[str]:
     if separators == [""] or wanted == ".":
         return list(text)
     if wanted is not None:
-        return [match for match in _pattern(wanted).findall(text) if match]
+        return [match.group() for match in _matches(wanted, text)]
     parts = [text]
     for separator in separators:
-        if _pattern(separator).fullmatch(""):
+        if any(not match.group() for choice in _choices(separator) for match in choice.finditer("a")):
             raise ShapeError(f"{op.name} with separators {separators!r} is not supported")
-        parts = [piece for part in parts for piece in _pattern(separator).split(part) if piece]
+        parts = [piece for part in parts for piece in _between(separator, part) if piece]
     return parts
 
 
