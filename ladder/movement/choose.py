@@ -16,6 +16,7 @@ from ladder.movement.instantiate import instantiate
 from ladder.movement.mapping import mappings, spreads
 from ladder.movement.model import HOPPER, Machine, alternates, predicted
 from ladder.movement.rewrite import is_scattered, rewrite
+from ladder.partition.strided_rows import strided_rows
 from schedules.waves import MOST_THREADS
 from targets import TileDevice, get_device
 from tile_types.errors import ShapeError
@@ -86,7 +87,8 @@ def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]
     graph: A loop over rows (`ladder.partition.rows`); symbolic extents are taken for `PROBE`.
     Raises ScheduleError if it is no loop over rows.
     """
-    plain = decompose(graph)
+    found_rows = strided_rows(graph)
+    plain = decompose(graph if found_rows is None else found_rows.graph)
     known, blocks = bound(plain), (machine.wave, machine.threads)
     found = [rewrite(instantiate(known, mapping)) for mapping in mappings(plain, False, *blocks)]
     scattered = (is_scattered(found[0], step) for step in found[0].steps if isinstance(step, Move))

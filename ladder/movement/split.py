@@ -31,7 +31,15 @@ from ladder.movement.split_deviations import (
     sums_of_deviations,
 )
 from ladder.movement.split_places import Place, places_in_parts, places_of_maxima
-from ladder.movement.split_softmax import Sum, in_equal_parts, in_parts, of_parts, sums_of_exponentials
+from ladder.movement.split_softmax import (
+    Sum,
+    in_equal_parts,
+    in_parts,
+    is_along_last,
+    of_parts,
+    over_parts,
+    sums_of_exponentials,
+)
 from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
 from ladder.partition.partition import readers
 from ladder.partition.repeats import LONG_WORK, WORK
@@ -45,10 +53,13 @@ LEAST_PART = 64
 HELD_PARTS = (4096, 8192, 16384)
 """Elements of parts of rows that no block holds."""
 
+HELD_COLUMNS = (128, 256, 512, 1024, 2048)
+"""Elements of parts of columns."""
+
 HELD_BITS = 32 * HELD * MOST_ROW_THREADS
 """Bits of a row at most that a block holds, and so reads once."""
 
-AGAIN_BITS = 2.0
+AGAIN_BITS = 3.0
 """Bits read for an element of a shared operand, over its own, up to which parts compute it themselves: to
 store it takes a write and two readings."""
 
@@ -130,6 +141,9 @@ def _of_rows(graph: Graph, machine: Machine, found: Sequence[Sum | Place]) -> di
     for one in found:
         if not _is_long(graph, one.maximum):
             continue
+        if isinstance(one, Sum) and not is_along_last(graph, one.node):
+            parts[one.node.name] = _parts_of_columns(graph, one, machine)
+            continue
         count, columns = _parts(graph, one.maximum, users, machine), int(graph.tile(one.read).shape[-1])
         if count == 1 and columns * _read_bits(graph, one.read) > HELD_BITS:
             count = _held(graph, machine, one, columns)
@@ -197,6 +211,23 @@ def _held(graph: Graph, machine: Machine, one: Sum | Place, columns: int) -> int
         return _even(columns, ceil(columns / HELD_PARTS[0]))
     counts = {_even(columns, ceil(columns / length)) for length in HELD_PARTS}
     return min(counts, key=lambda count: _seconds(_of_parts(graph, one, count), machine))
+
+
+def _parts_of_columns(graph: Graph, one: Sum, machine: Machine) -> int:
+    """Return the parts of which exponentials of columns, too long to be held, are summed soonest; 1: none."""
+    whole = _of_parts(graph, one, 1)
+    extent = int(graph.tile(one.read).known_shape[one.axis])
+    best, fastest = 1, _seconds(whole, machine)
+    for count in sorted({_even(extent, ceil(extent / length)) for length in HELD_COLUMNS}):
+        if not 1 < count <= extent // LEAST_PART:
+            continue
+        first = _of_parts(graph, one, count)
+        builder = GraphBuilder("whole")
+        read = builder.input("x", "float32", first.tile(first.outputs[0]).shape)
+        last = _seconds(builder.finish(over_parts(builder, one.node, read, one.axis)), machine)
+        if (seconds := _seconds(first, machine) + 2 * last) < fastest:
+            best, fastest = count, seconds
+    return best
 
 
 def _of_parts(graph: Graph, one: Sum, count: int) -> Graph:

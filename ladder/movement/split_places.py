@@ -101,7 +101,7 @@ def places_in_parts(graph: Graph, counts: Mapping[str, int]) -> Graph:
             one, last = of_maxima[node.name], len(builder.tile(inputs[0]).shape)
             rows[node.name] = in_equal_parts(builder, inputs[0], last - 1, counts[one.node.name], -inf)
             maxima = builder.add("reduce_max", rows[node.name], axis=last, keep=True)
-            largest[node.name] = maxima, over_parts(builder, node, maxima)
+            largest[node.name] = maxima, over_parts(builder, node, maxima, last - 1)
             return largest[node.name][1]
         if node.name in places:
             name = places[node.name].maximum.name
@@ -126,4 +126,4 @@ def _of_parts(builder: GraphBuilder, node: Node, rows: str, maxima: str, most: s
 
     part = builder.add("reduce_max", first(rows, maxima, within), axis=last, keep=True)
     whole = builder.add("reshape", most, shape=(*builder.tile(most).known_shape, 1))
-    return over_parts(builder, node, first(maxima, whole, builder.add("add", part, before)))
+    return over_parts(builder, node, first(maxima, whole, builder.add("add", part, before)), last - 1)

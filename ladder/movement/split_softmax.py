@@ -18,6 +18,7 @@ import numpy as np
 from ladder.ir.build import GraphBuilder, node_attributes, prune, transformed
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
+from ladder.ir.shapes import replaced
 
 EXPONENTIALS = ("exp", "exp_ftz")
 
@@ -26,13 +27,14 @@ TYPES = ("float32", "float64")
 
 
 class Sum(NamedTuple):
-    """A sum of exponentials along the last axis.
+    """A sum of exponentials.
 
     node: The ``reduce_sum``.
     power: The exponential.
     read: What is read: exponentials are of it less ``less``.
-    less: What is subtracted: one number a row, made of the maximum.
+    less: What is subtracted: one number a row or column, made of the maximum.
     maximum: The ``reduce_max`` of ``read``.
+    axis: Along which both run.
     """
 
     node: Node
@@ -40,17 +42,18 @@ class Sum(NamedTuple):
     read: str
     less: str
     maximum: Node
+    axis: int
 
 
 def sums_of_exponentials(graph: Graph) -> list[Sum]:
-    """Return the sums of ``exp(x - f(max(x)))`` along the last axis of known extents."""
+    """Return the sums of ``exp(x - f(max(x)))`` along an axis, of known extents."""
     found = (_sum(graph, node) for node in graph.nodes if node.operator == "reduce_sum")
     return [one for one in found if one is not None]
 
 
 def _sum(graph: Graph, node: Node) -> Sum | None:
     power = graph.producer(node.inputs[0])
-    if power.operator not in EXPONENTIALS or not is_along_last(graph, node):
+    if power.operator not in EXPONENTIALS:
         return None
     below = graph.producer(power.inputs[0])
     if below.operator != "sub":
@@ -59,25 +62,31 @@ def _sum(graph: Graph, node: Node) -> Sum | None:
     tile = graph.tile(read)
     if tile.known_shape != power.tile.shape or tile.ttype.name not in TYPES:
         return None
-    if graph.tile(less).shape != (*power.tile.shape[:-1], 1):
+    axis = axis_of(graph, node)
+    one = replaced(power.tile.shape, axis, 1)
+    spread = graph.tile(less).shape  # leading axes of one element may be missing
+    if (*one[: len(one) - len(spread)], *spread) != one or set(one[: len(one) - len(spread)]) - {1}:
         return None
-    maximum = _maximum_of(graph, less, read)
-    return None if maximum is None else Sum(node, power, read, less, maximum)
+    maximum = _maximum_of(graph, less, read, axis)
+    return None if maximum is None else Sum(node, power, read, less, maximum, axis)
+
+
+def axis_of(graph: Graph, node: Node) -> int:
+    """Return the axis along which a reduction runs, from the first on."""
+    return int(node_attributes(node)["axis"] % len(graph.tile(node.inputs[0]).shape))
 
 
 def is_along_last(graph: Graph, node: Node) -> bool:
     """Tell whether a reduction runs along the last axis of what it reads."""
-    rank = len(graph.tile(node.inputs[0]).shape)
-    axis: int = node_attributes(node)["axis"] % rank
-    return axis == rank - 1
+    return axis_of(graph, node) == len(graph.tile(node.inputs[0]).shape) - 1
 
 
-def _maximum_of(graph: Graph, less: str, read: str) -> Node | None:
-    """Return the maximum along the last axis of ``read`` of which a number of each row is made."""
+def _maximum_of(graph: Graph, less: str, read: str, axis: int) -> Node | None:
+    """Return the maximum along an axis of ``read`` of which a number of each row or column is made."""
     ahead, seen = [less], set[str]()
     while ahead:
         node = graph.producer(ahead.pop())
-        if node.operator == "reduce_max" and node.inputs[0] == read and is_along_last(graph, node):
+        if node.operator == "reduce_max" and node.inputs[0] == read and axis_of(graph, node) == axis:
             return node
         passed = get_operator(node.operator).elementwise or node.operator in ("reshape", "broadcast")
         if passed and node.name not in seen:
@@ -87,7 +96,7 @@ def _maximum_of(graph: Graph, less: str, read: str) -> Node | None:
 
 
 class Parts(NamedTuple):
-    """What is found of parts of rows, each of shape ``[..., parts, 1]``.
+    """What is found of parts of rows, each of shape ``[..., parts, 1]``, or ``[..., parts, 1, columns]``.
 
     maxima: The largest of each.
     finite: The same, but finite: less any other, what is infinite has the exponential 0 or infinity as well.
@@ -114,13 +123,14 @@ def in_parts(graph: Graph, counts: Mapping[str, int]) -> Graph:
         if node.name in of_maxima:
             one = of_maxima[node.name]
             found = parts[one.node.name] = of_parts(builder, one, inputs[0], counts[one.node.name])
-            return over_parts(builder, node, found.maxima)
+            return over_parts(builder, node, found.maxima, one.axis)
         if node.name in of_sums:
             one, found = of_sums[node.name], parts[node.name]
             less = names[one.less]
-            less = builder.add("reshape", less, shape=(*builder.tile(less).shape, 1))
+            shape = replaced(graph.tile(one.read).shape, one.axis, 1)
+            less = builder.add("reshape", less, shape=(*shape[: one.axis], 1, *shape[one.axis :]))
             share = builder.add(one.power.operator, builder.add("sub", found.finite, less))
-            return over_parts(builder, node, builder.add("mul", found.sums, share))
+            return over_parts(builder, node, builder.add("mul", found.sums, share), one.axis)
         return None
 
     return renamed(graph, divided, {one.less for one in sums}, names) if sums else graph
@@ -151,14 +161,14 @@ def renamed(
 
 def of_parts(builder: GraphBuilder, one: Sum, value: str, count: int) -> Parts:
     """Add what is found of the parts of rows."""
-    last, kind = len(builder.tile(value).shape), builder.tile(value).ttype.name
-    rows = in_equal_parts(builder, value, last - 1, count, -inf)  # below every number
-    maxima = builder.add("reduce_max", rows, axis=last, keep=True)
+    kind, within = builder.tile(value).ttype.name, one.axis + 1
+    rows = in_equal_parts(builder, value, one.axis, count, -inf)  # below every number
+    maxima = builder.add("reduce_max", rows, axis=within, keep=True)
     most = float(np.finfo(kind).max)
     finite = builder.add("maximum", maxima, builder.add("constant", value=-most, type=kind))
     finite = builder.add("minimum", finite, builder.add("constant", value=most, type=kind))
     powers = builder.add(one.power.operator, builder.add("sub", rows, finite))
-    return Parts(maxima, finite, builder.add("reduce_sum", powers, axis=last, keep=True))
+    return Parts(maxima, finite, builder.add("reduce_sum", powers, axis=within, keep=True))
 
 
 def in_equal_parts(builder: GraphBuilder, value: str, axis: int, count: int, filler: float) -> str:
@@ -171,8 +181,8 @@ def in_equal_parts(builder: GraphBuilder, value: str, axis: int, count: int, fil
     return builder.add("reshape", value, shape=(*shape[:axis], count, length, *shape[axis + 1 :]))
 
 
-def over_parts(builder: GraphBuilder, node: Node, value: str) -> str:
-    """Reduce what parts have as a node reduced the row."""
+def over_parts(builder: GraphBuilder, node: Node, value: str, axis: int) -> str:
+    """Reduce what parts have, side by side along an axis, as a node reduced the whole."""
     shape = builder.tile(value).shape
-    found = builder.add("reshape", value, shape=shape[:-1])
-    return builder.add(node.operator, found, axis=len(shape) - 2, keep=node_attributes(node)["keep"])
+    found = builder.add("reshape", value, shape=(*shape[: axis + 1], *shape[axis + 2 :]))
+    return builder.add(node.operator, found, axis=axis, keep=node_attributes(node)["keep"])

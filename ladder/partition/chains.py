@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import ceil
 
@@ -21,12 +21,13 @@ from ladder.partition.repeats import (
     calls_again,
     is_small_window,
     known,
-    read_and_taken,
+    scattered_windows,
     works_again,
 )
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, loop_extents, row_axes
+from ladder.partition.strided_rows import strided_rows, with_rows
 from ladder.partition.subgraphs import Subgraph, engine, extract, outside_inputs, part_of
-from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
+from ladder.partition.views import inlined_chain, is_inlined
 
 MOST_CHAIN_NODES, MOST_ON_GPUS = 96, 128
 """Most nodes of one chain, more on GPUs: a longer kernel spills registers, which costs more than a launch."""
@@ -41,6 +42,9 @@ An open number of rows counts as so many."""
 
 LARGE_SHARED, MOST_GATHERED = 1 << 18, 4
 """Elements of a value from which on chains that reduce it are joined, and how many."""
+
+MOST_OF_TILES = 6
+"""Chains that are joined at once since together they are a loop over tiles."""
 
 MOST_JOINED = 32
 """Most operands of a concatenation in a kernel, where each is a part of the loop; torch copies more."""
@@ -112,6 +116,9 @@ class Chains:
                 if reader in self.members:
                     break
         for number in sorted(self.reasons) if self.units else ():
+            if number in self.reasons and self.reductions & self.members[number]:
+                self.join_tiles(number)
+        for number in sorted(self.reasons) if self.units else ():
             self.hand_over(number)
         self.gather()
         return [*map(self.part, self.members), *wide]
@@ -128,13 +135,17 @@ class Chains:
 
     def only_reader(self, number: int) -> int | None:
         """Return the chain that alone reads what one gives; None if there is none, or somebody else reads."""
-        members = self.members[number]
-        outside = (reader for name in members for reader in self.beyond_views(name) if reader not in members)
-        readers = {self.chain_of.get(reader) for reader in outside}
+        members, readers = self.members[number], self.reading(number)
         (reader,) = readers if len(readers) == 1 else (None,)
         if reader is None or any(self.is_read(name, members | self.members[reader]) for name in members):
             return None
         return reader
+
+    def reading(self, number: int) -> set[int | None]:
+        """Return the chains that read what one gives, None for other parts."""
+        members = self.members[number]
+        outside = (reader for name in members for reader in self.beyond_views(name) if reader not in members)
+        return {self.chain_of.get(reader) for reader in outside}
 
     def hand_over(self, number: int) -> None:
         """Give the chain that reads a chain's many elements what computes them, if the rest stays a chain.
@@ -202,7 +213,9 @@ class Chains:
         most = max(known(product(each.tile.shape)) for region in regions for each in region.nodes)
         more = most > 2 * known(product(node.tile.shape))
         together = set[str]().union(*(self.members[number] for number in numbers))
-        if more or self.obstacle(together) or blocks_of(*self.region(together)) < self.units:
+        if more or self.obstacle(together):
+            return False
+        if blocks_of(*with_rows(*self.region(together), self.units > 0)) < self.units:
             return False
         first, *rest = sorted(numbers)
         for number in rest:
@@ -228,6 +241,28 @@ class Chains:
         if reason := self.reasons.pop(second, ""):
             self.reasons[first] = reason
 
+    def join_tiles(self, first: int) -> None:
+        """Join a chain that reduces tiles with those that follow, if all are one loop where no two are.
+
+        As of what reduces tiles axis by axis, and of what reads them again: each would read them anew.
+        """
+        group = [first]
+        while len(group) < MOST_OF_TILES:
+            beyond = {reader for one in group for reader in self.reading(one)} - {*group}
+            if not beyond or None in beyond:
+                return
+            group.append(min(number for number in beyond if number is not None))
+            together = set[str]().union(*(self.members[one] for one in group))
+            if strided_rows(self.region(together)[0]) is None or self.obstacle(together):
+                continue
+            if not self.idles(first, group[-1], together):
+                for number in group[:-1]:
+                    self.members.pop(number)
+                    self.reasons.pop(number, None)
+                self.members[group[-1]] = together
+                self.chain_of |= dict.fromkeys(together, group[-1])
+                return
+
     def obstacle(self, members: set[str]) -> str:
         """Say why nodes are no chain; empty if they are."""
         most = MOST_ON_GPUS if self.units else MOST_CHAIN_NODES
@@ -237,7 +272,7 @@ class Chains:
             return "what lies between is computed elsewhere"
         if any(self.windows_recompute(name, members) for name in members):
             return "windows and gathers would compute their elements several times"
-        region, outputs = self.region(members)
+        region, outputs = with_rows(*self.region(members), self.units > 0)
         if any(sums_across(region, node) for node in region.nodes):
             return "sums across memory are stored before they are summed on"
         if self.units and (reason := _obstacle_on_gpus(region, outputs)):
@@ -259,7 +294,7 @@ class Chains:
         As sums over all axes do: over the last one by many rows, over the others by one. And what reads
         little itself, as statistics of parts, takes no rows from what reads much: that has many blocks alone.
         """
-        region, outputs = self.region(together)
+        region, outputs = with_rows(*self.region(together), self.units > 0)
         work = max((product(node.tile.shape) for node in region.nodes), key=known)
         if not self.units or known(work) < LARGE_WORK // SPLIT_RATIO:  # nor as much as statistics need
             return False
@@ -407,38 +442,6 @@ def _is_loop(graph: Graph, outputs: Sequence[str], on_gpu: bool) -> bool:
     """Tell whether a chain is a loop over rows or, for GPUs, over columns."""
     rows = row_axes(graph, outputs, again=on_gpu)
     return rows is not None or (on_gpu and column_axes(graph, outputs) is not None)
-
-
-def scattered_windows(graph: Graph, taken: Container[str]) -> frozenset[str]:
-    """Return the views that are stored since overlapping windows read an order that no strides describe.
-
-    As depthwise convolutions read shuffled channels: each window would gather them one by one. Images made
-    larger by broadcasts are read as they are: they have fewer elements.
-
-    taken: Nodes that belong to products.
-    """
-    found = set()
-    for node in graph.nodes:
-        if node.operator != "map" or node.name in taken or not _overlaps(graph, node):
-            continue
-        below = graph.producer(node.inputs[0])
-        value = below.inputs[0] if below.operator == "pad" else node.inputs[0]
-        views, source = view_chain(graph, value)
-        larger = any(graph.producer(view).operator == "broadcast" for view in views)
-        if source is None or larger or is_free(graph, views):
-            continue
-        cut = next(at for at in range(1, len(views) + 1) if is_free(graph, views[at:]))
-        closed = (at for at in range(cut, len(views)) if graph.producer(views[at]).operator != "reshape")
-        copied = views[next(closed, len(views)) - 1]  # whole axes: kernels take the last one in vectors
-        if copied not in taken:
-            found.add(copied)
-    return frozenset(found)
-
-
-def _overlaps(graph: Graph, node: Node) -> bool:
-    """Tell whether windows take elements several times; of open sizes, that they do."""
-    read, taken = read_and_taken(graph, node)
-    return not taken or taken > read
 
 
 def is_large(work: int, blocks: int) -> bool:

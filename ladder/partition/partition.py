@@ -20,6 +20,7 @@ from ladder.partition.products import Products
 from ladder.partition.recomputed import with_recomputed, without_stored
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes, separate_loops
 from ladder.partition.scatter import in_place, rows_put, with_scatters, without_puts, written
+from ladder.partition.strided_rows import strided_rows
 from ladder.partition.subgraphs import OURS, Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
 from targets import TileDevice
@@ -433,6 +434,7 @@ def _absorbed(
     outputs = tuple(v for v in maker.outputs if kept or v != value) + copy.outputs
     members = {node.name for part in (maker, copy) for node in part.graph.nodes if node.operator != "input"}
     region = extract(graph, members, outputs, "chain")
-    if len(members) > MOST_CHAIN_NODES or row_axes(region, outputs, again) is None:
+    rows = row_axes(region, outputs, again) is not None or (again and strided_rows(region) is not None)
+    if len(members) > MOST_CHAIN_NODES or not rows:
         return None
     return replace(maker, graph=region, inputs=outside_inputs(graph, members), outputs=outputs)

@@ -16,6 +16,7 @@ from ladder.partition.elements import lacking
 from ladder.partition.nested_sums import sums_of_sums
 from ladder.partition.repeats import LONG_ON_GPUS, LONG_WORK, WORK, calls_again, works_again
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes
+from ladder.partition.strided_rows import strided_rows
 from ladder.partition.subgraphs import Subgraph, extract, needed, outside_inputs
 
 MOVING = ("map", "gather", "put", "pad", "concat", "repeat", "slice", "transpose", *SCANS)
@@ -132,15 +133,20 @@ def _computing(graph: Graph, part: Subgraph, user: Subgraph, kind: str) -> Subgr
     before, after = (_bytes(graph, values) for values in (user.inputs, inputs))
     if before is None or after is None or after > before:
         return None
-    loops = [
-        (row_axes(chain, user.outputs), column_axes(chain, user.outputs)) for chain in (user.graph, region)
-    ]
+    loops = [_loops(chain) for chain in (user.graph, region)]
     again = calls_again(region, user.outputs, LONG_ON_GPUS) or works_again(region, user.outputs)
     long = len(members) > MOST_ON_GPUS or joins_nested(region) > MOST_NESTED
     summed = any(sums_of_sums(region, node) for node in region.nodes)
     if loops[0] != loops[1] or again or long or summed or lacking(region, kind):
         return None
     return Subgraph("chain", region, inputs, user.outputs, user.reason)
+
+
+def _loops(graph: Graph) -> tuple[object, ...]:
+    """Return what a chain is a loop over."""
+    found = strided_rows(graph)
+    rows = None if found is None else tuple(found.orders.values())
+    return row_axes(graph, graph.outputs), column_axes(graph, graph.outputs), rows
 
 
 def _bytes(graph: Graph, values: Sequence[str]) -> int | None:

@@ -11,6 +11,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes
+from ladder.partition.views import is_free, view_chain
 from tile_types.tile import Extent
 
 LONG_ON_CPUS = ("sin", "cos", "log", "log2", "log10", "exp2", "pow")
@@ -192,3 +193,35 @@ READS_ONCE = {"map": _turns_axes, "gather": _gathers_few}
 def known(count: Extent) -> int:
     """Return a number of elements; 0 if it is open."""
     return count if isinstance(count, int) else 0
+
+
+def scattered_windows(graph: Graph, taken: Container[str]) -> frozenset[str]:
+    """Return the views that are stored since overlapping windows read an order that no strides describe.
+
+    As depthwise convolutions read shuffled channels: each window would gather them one by one. Images made
+    larger by broadcasts are read as they are: they have fewer elements.
+
+    taken: Nodes that belong to products.
+    """
+    found = set()
+    for node in graph.nodes:
+        if node.operator != "map" or node.name in taken or not _overlaps(graph, node):
+            continue
+        below = graph.producer(node.inputs[0])
+        value = below.inputs[0] if below.operator == "pad" else node.inputs[0]
+        views, source = view_chain(graph, value)
+        larger = any(graph.producer(view).operator == "broadcast" for view in views)
+        if source is None or larger or is_free(graph, views):
+            continue
+        cut = next(at for at in range(1, len(views) + 1) if is_free(graph, views[at:]))
+        closed = (at for at in range(cut, len(views)) if graph.producer(views[at]).operator != "reshape")
+        copied = views[next(closed, len(views)) - 1]  # whole axes: kernels take the last one in vectors
+        if copied not in taken:
+            found.add(copied)
+    return frozenset(found)
+
+
+def _overlaps(graph: Graph, node: Node) -> bool:
+    """Tell whether windows take elements several times; of open sizes, that they do."""
+    read, taken = read_and_taken(graph, node)
+    return not taken or taken > read

@@ -16,6 +16,7 @@ from ladder.rewrite.convolution_rules import (
     STILL,
     lone,
 )
+from ladder.rewrite.counts_of_columns import with_columns
 from ladder.rewrite.function_match import FUNCTION_PATTERNS
 from ladder.rewrite.identities import (
     CONVERT_FOLDING,
@@ -35,6 +36,7 @@ from ladder.rewrite.short_reductions import written_out
 from ladder.rewrite.short_windows import with_moved_copies
 from ladder.rewrite.slices_of_rows import reduced_in_slices
 from ladder.rewrite.transpose_rules import TRANSPOSE_SINKING, WINDOW_ORDER, as_given
+from ladder.rewrite.turned_reductions import as_they_lie
 from ladder.rewrite.wide_windows import WIDE_WINDOWS
 from schedules.attention import has_kernels, is_nvidia
 from targets import TileDevice
@@ -80,10 +82,12 @@ ROWS = (
     rewriting("wide windows in steps", WIDE_WINDOWS),
     Pass("compute parts of results", computed_in_part),
     Pass("reduce slices alone", reduced_in_slices),
+    Pass("reduce transposed values as they lie", as_they_lie),
     Pass("write short reductions out", written_out),
     rewriting("reductions along the last axis", LAST_REDUCTIONS + LAYOUT_FOLDING),
     rewriting("functions of rows", ROW_SINKING + LAYOUT_FOLDING),
     Pass("merge equal nodes of other axes", merge_reshaped),
+    Pass("count beside what is counted", with_columns),
 )
 
 SCANNED = rewriting("scans of what is before", EXCLUSIVE_SCANS)

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import ladder
 from ladder.frontend.torch_fx import import_fx
 from ladder.ir import GraphBuilder
-from ladder.partition.chains import scattered_windows
+from ladder.partition.repeats import scattered_windows
 from ladder.rewrite import simplify
 from targets import get_device
 

@@ -80,6 +80,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
 
     if reduced := _reduces_nothing(chain.graph):
         raise ScheduleError(f"kernels for GPUs reduce at least one element, {reduced} has none")
+    chain = chain.with_rows()
     cheap = may_be_approximate(chain.graph)
     if cheap:
         plain = _decomposed(chain)
@@ -96,7 +97,7 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
         return _emitted(name, dialect.noalias, partial(SideBySide, plain, dialect, cheap))
     best = [] if mapping is not None else ranked(chain.graph, machine_of(device))
     wanted = [mapping] if mapping is not None else [moves.mapping for moves in best]
-    if chain.scatters:
+    if chain.scatters or chain.orders:
         wanted = [candidate for candidate in wanted if not candidate.tile[0]]
     for number, candidate in enumerate(wanted):
         try:

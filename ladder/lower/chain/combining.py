@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import gcd
 from typing import TYPE_CHECKING
 
 from ladder.lower import Expr
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
 def storing(nest: GpuNest, value: str, places: Sequence[Index], found: list[Expr]) -> Callable[[], None]:
     """Return what stores neighbouring elements of a result; numbers of rows are read now."""
     dtype, buffer = stored_type(nest.graph.tile(value).ttype.name), nest.results[value]
-    scatter = nest.scatters.get(value)
+    scatter, order = nest.scatters.get(value), nest.orders.get(value)
+    together = len(places) if order is None else gcd(len(places), order.run)
 
     def store() -> None:
         with nest.placed(value, places) as target:
-            nest.vectors.store(buffer, dtype, target, found)
+            for first in range(0, len(target), together):
+                part = slice(first, first + together)
+                nest.vectors.store(buffer, dtype, target[part], found[part])
 
     if scatter is None or not scatter.combine:
         return store

@@ -60,7 +60,7 @@ class Nest(ABC):
     """
 
     def __init__(self, chain: Chain, align: int = 0) -> None:
-        graph, self.scatters = chain.graph, chain.scatters
+        graph, self.scatters, self.orders = chain.graph, chain.scatters, chain.orders
         rows = loop_axes(graph, graph.outputs)
         self.of_columns = rows is None
         """Whether the last axis of results counts rows too."""
@@ -104,6 +104,8 @@ class Nest(ABC):
 
     def stored_tile(self, value: str) -> Tile:
         """Return the tile of the tensor that a result is written to."""
+        if value in self.orders:
+            return self.orders[value].tile
         scatter = self.scatters.get(value)
         return self.graph.tile(value) if scatter is None else scatter.base
 
@@ -115,7 +117,7 @@ class Nest(ABC):
         """
         scatter = self.scatters.get(value)
         if scatter is None:
-            yield places
+            yield [self.counted(value, place) for place in places]
             return
         extent = self.extent(scatter.base.shape[scatter.axis])
         check(not scatter.combine, "no sums into rows by number in kernels of chains for this device")
@@ -123,6 +125,15 @@ class Nest(ABC):
         row = b.bind(T.Select(number < 0, number + extent, number))
         with b.when(tirx.And(row >= 0, row < extent)):
             yield [(*place[: scatter.axis], row, *place[scatter.axis + 1 :]) for place in places]
+
+    def counted(self, value: str, place: Index) -> Index:
+        """Return where an element of a result lies in its tensor."""
+        if (order := self.orders.get(value)) is None:
+            return place
+        extents = [self.extent(order.tile.shape[axis]) for axis in order.axes[order.rows :]]
+        column = place[order.rows] if len(place) > order.rows else 0
+        counted = (*place[: order.rows], *self.unravelled(column, extents))
+        return tuple(counted[order.axes.index(axis)] for axis in range(len(counted)))
 
     def _load(self, name: str, index: Index) -> Expr:
         if not self.values.looking:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ladder.ir import extents
 from ladder.ir.build import bind, node_attributes
 from ladder.ir.graph import Graph, Node
 from ladder.ir.node_extents import extents_of
+from ladder.partition.strided_rows import Order, strided_rows
 from tile_types.tile import Tile
 
 
@@ -60,11 +61,13 @@ class Chain:
         shape.
     scatters: Result -> where its rows go.
     sizes: Names of the symbolic sizes, in the order in which the kernel takes them.
+    orders: Result -> how its elements are counted, where leading axes do not count rows.
     """
 
     graph: Graph
     scatters: Mapping[str, Scatter]
     sizes: tuple[str, ...]
+    orders: Mapping[str, Order] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph) -> Chain:
@@ -79,6 +82,11 @@ class Chain:
         }
         plain = replace(graph, nodes=tuple(kept)) if scattered else graph
         return cls(plain, places, size_names(graph))
+
+    def with_rows(self) -> Chain:
+        """Return the chain with leading axes that count rows, if other ones do."""
+        found = None if self.scatters else strided_rows(self.graph)
+        return self if found is None else replace(self, graph=found.graph, orders=found.orders)
 
 
 def _rows(graph: Graph, node: Node) -> Node:

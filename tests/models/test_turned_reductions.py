@@ -1,0 +1,122 @@
+"""Long reductions of transposed values and of columns of exponentials: as they lie, and in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from chain_targets import run_chain
+from test_gpu_partition import DEVICE, on_gpu, planned
+
+from ladder.ir import GraphBuilder
+from ladder.ir.build import node_attributes
+from ladder.movement import split
+from ladder.movement.choose import machine_of, ranked
+from ladder.movement.model import predicted
+from ladder.partition import chains
+from ladder.partition.subgraphs import Subgraph
+from ladder.rewrite import turned_reductions
+from ladder.rewrite.turned_reductions import as_they_lie
+
+assert on_gpu
+
+
+def both_ways(x: torch.Tensor) -> torch.Tensor:
+    """Cross entropy along rows and along columns, as contrastive losses have it."""
+    labels = torch.arange(x.shape[0])
+    return F.cross_entropy(x, labels) + F.cross_entropy(x.t(), labels)
+
+
+def turned_sums(x: torch.Tensor) -> torch.Tensor:
+    return (x.t() * torch.arange(x.shape[0])).abs().sum(1)
+
+
+def turned_softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x.transpose(-1, -2), -1)
+
+
+def of_columns(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -2)
+
+
+def logarithms(x: torch.Tensor) -> torch.Tensor:
+    return torch.logsumexp(x.permute(2, 0, 1), -1)
+
+
+@pytest.mark.parametrize(
+    ("program", "most"), [(both_ways, 50), (turned_sums, 22), (turned_softmax, 60), (of_columns, 60)]
+)
+def test_columns_are_read_as_they_lie(program: Callable[..., Any], most: float) -> None:
+    """most: predicted µs for 4096 by 4096; 95, 84, 94 and 93 if lanes read columns, or read them twice."""
+    parts = planned(program, torch.zeros(4096, 4096))
+    machine = machine_of(DEVICE)
+    times = [predicted(ranked(part.graph, machine)[0], machine) for part in parts]
+    assert sum(times) <= most * 1e-6
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small graphs take the ways of large ones."""
+    for module in (split, chains):
+        monkeypatch.setattr(module, "LONG_BLOCK", 1)
+    monkeypatch.setattr(chains, "LARGE_WORK", 1)
+    monkeypatch.setattr(split, "LEAST_PART", 2)
+    monkeypatch.setattr(split, "HELD_COLUMNS", (8, 16))
+    monkeypatch.setattr(split, "_seconds", lambda graph, machine: -float(len(str(graph))))
+    monkeypatch.setattr(turned_reductions, "LEAST_LENGTH", 16)
+    monkeypatch.setattr(turned_reductions, "MUCH_READ", 64)
+
+
+def special(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[..., 1], x[..., 5], x[..., 7] = -torch.inf, 3e38, -3e38
+    x[..., ::2, 6], x[..., 2, 3], x[..., 5, 4] = -torch.inf, torch.inf, torch.nan
+    return x
+
+
+def run(parts: list[Subgraph], x: torch.Tensor) -> torch.Tensor:
+    values = {"x": x}
+    for part in parts:
+        given = [values.get(value, x).contiguous() for value in part.inputs]
+        values.update(zip(part.outputs, run_chain(part.graph, given, "cuda/sm_90a"), strict=True))
+    return values[parts[-1].outputs[-1]]
+
+
+@pytest.mark.parametrize("shape", [(48, 40), (50, 24)])
+@pytest.mark.parametrize("program", [turned_sums, turned_softmax, of_columns])
+@pytest.mark.usefixtures("small")
+def test_parts_give_what_the_whole_does(program: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    for x in (torch.randn(shape), special(torch.randn(shape))):
+        found, exact = run(planned(program, x), x), program(x).double()
+        torch.testing.assert_close(
+            found.double().reshape(exact.shape), exact, rtol=2e-6, atol=1e-7, equal_nan=True
+        )
+
+
+@pytest.mark.usefixtures("small")
+def test_parts_of_inner_axes_are_right() -> None:
+    x = torch.randn(3, 40, 24)
+    for program in (of_columns, logarithms):
+        found, exact = run(planned(program, x), x), program(x.double())
+        torch.testing.assert_close(found.double().reshape(exact.shape), exact, rtol=2e-6, atol=1e-7)
+
+
+def test_only_long_reductions_that_lie_apart_are_turned() -> None:
+    for shape, order, axis, turned in (
+        ((2048, 512), (1, 0), 1, True),
+        ((2048, 512), (1, 0), 0, False),  # short
+        ((512, 2048), (1, 0), 0, True),  # rows of the source
+        ((4, 8, 2048, 64), (0, 1, 3, 2), 3, True),
+        ((4, 2048, 8, 64), (0, 2, 1, 3), 2, False),  # along an axis before the last in both
+    ):
+        g = GraphBuilder("turned")
+        value = g.add("abs", g.add("transpose", g.input("x", "float32", shape), permutation=order))
+        graph = as_they_lie(g.finish(g.add("reduce_sum", value, axis=axis)))
+        (node,) = (node for node in graph.nodes if node.operator == "reduce_sum")
+        below = graph.producer(graph.producer(node.inputs[0]).inputs[0])
+        assert (below.operator == "input") is turned
+        assert graph.tile(graph.outputs[0]).shape == g.tile("reduce_sum").shape
+        assert node_attributes(node)["axis"] == (order[axis] if turned else axis)
