@@ -182,12 +182,13 @@ def _projected(node: Asked) -> Found:
 
 
 def _taken(node: Asked) -> Found:
-    """Return the shape of rows of a stored table of codes, of which a byte may hold several."""
+    """Return the shape of what is taken from a stored table of codes, of which a byte may hold several."""
     table, (shape, indices, *_) = node.operand(0), node.shapes
     if table is None:
         return None
-    each = 8 // node.given.get("bits", 4) if table.ttype == "uint8" else 1
-    return [*indices, *shape[1:-1], product([shape[-1], each])]
+    each, axis = 8 // node.given.get("bits", 4), node.given.get("gather_axis", 0) % len(shape)
+    whole = [*shape[:-1], product([shape[-1], each])] if table.ttype == "uint8" else shape
+    return [*whole[:axis], *indices, *whole[axis + 1 :]]
 
 
 def _quantized_gemm(node: Asked) -> Found:

@@ -65,15 +65,24 @@ def restated(model: Any) -> Any:
 # open extents ------------------------------------------------------------------------------------------
 
 
+NOTHING_KNOWN = {"none", "null", "unk", "unknown", "undefined", "n/a"}
+"""What tools write for extents of which they know nothing, beside "?" and the like: these may differ."""
+
+
 def _open(model: Any) -> list[Any]:
-    """Return the extents that are stated as -1."""
+    """Return the extents that are stated as -1, or by a name that says nothing."""
     infos = [info for graph in graphs_of(model.graph) for info in stated(graph)]
-    return [dim for info in infos for dim in info.type.tensor_type.shape.dim if dim.dim_value == -1]
+    dims = [dim for info in infos for dim in info.type.tensor_type.shape.dim]
+    return [dim for dim in dims if dim.dim_value == -1 or (dim.dim_param and _says_nothing(dim.dim_param))]
+
+
+def _says_nothing(name: str) -> bool:
+    return name.lower() in NOTHING_KNOWN or not any(map(str.isalpha, name))
 
 
 def _leave_open(model: Any) -> None:
     for dim in _open(model):
-        dim.ClearField("dim_value")
+        dim.Clear()
 
 
 def _channels(model: Any) -> list[tuple[Any, int]]:

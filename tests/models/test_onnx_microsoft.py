@@ -442,12 +442,13 @@ TABLES = {
 
 
 @pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("columns", [32, 20])
 @pytest.mark.parametrize("form", TABLES)
-def test_rows_of_stored_tables(form: str, zeros: bool) -> None:
+def test_rows_of_stored_tables(form: str, columns: int, zeros: bool) -> None:
     """onnxruntime's definition: bytes have a zero point in the middle unless they are given others."""
     kind, least, middle = TABLES[form]
     bits = 8 if form == "bytes" else 4
-    codes, zero = (RANDOM.integers(least, least + 2**bits, (9, n)) for n in (32, 2))
+    codes, zero = (RANDOM.integers(least, least + 2**bits, (9, n)) for n in (columns, 2))
     stored = {"table": codes, "zero": zero} if zeros else {"table": codes}
     if form == "bytes of two codes":
         stored = {name: array[:, ::2] | array[:, 1::2] << 4 for name, array in stored.items()}
@@ -457,8 +458,31 @@ def test_rows_of_stored_tables(form: str, zeros: bool) -> None:
     node = f"com.microsoft.GatherBlockQuantized {given} (table, i, s{', zero' if zeros else ''})"
     text = f"g (int64[b, l] i) => (y) {{ y = {node} }}"
     found = ladder.compile(model_of(text, s=scale, **stored))(torch.from_numpy(at))
-    wanted = (codes - (np.repeat(zero, 16, -1) if zeros else middle)) * np.repeat(scale, 16, -1)
+    zero, factor = (np.repeat(x, 16, -1)[:, :columns] for x in (zero, scale))
+    wanted = (codes - (zero if zeros else middle)) * factor
     assert np.array_equal(found.numpy(), wanted[at].astype(np.float32))
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("taken", "divided"), [(0, 0), (1, 0), (2, 1), (-1, 0), (1, -1), (0, -1)])
+@pytest.mark.parametrize("form", ["int4", "uint4"])
+def test_stored_tables_are_taken_along_any_axis(form: str, taken: int, divided: int, zeros: bool) -> None:
+    """Where it is the axis of blocks, too, an element has the scale of its own block."""
+    kind, least, _ = TABLES[form]
+    shape = [18, 20, 33]
+    few = [-(-n // 16) if axis == divided % 3 else n for axis, n in enumerate(shape)]
+    codes, zero = (RANDOM.integers(least, least + 16, extents) for extents in (shape, few))
+    stored = {"table": codes.astype(kind)} | ({"zero": zero.astype(kind)} if zeros else {})
+    scale, at = floats(*few), np.array([[3, 0, -1], [8, 3, 17]])
+    given = f"<block_size: int = 16, gather_axis: int = {taken}, quantize_axis: int = {divided}>"
+    node = f"com.microsoft.GatherBlockQuantized {given} (table, i, s{', zero' if zeros else ''})"
+    model = ladder.compile(model_of(f"g (int64[b, l] i) => (y) {{ y = {node} }}", s=scale, **stored))
+    zero, factor = (np.repeat(x, 16, divided).take(range(shape[divided]), divided) for x in (zero, scale))
+    wanted = (codes - (zero if zeros else 0)) * factor
+    found = model(torch.from_numpy(at))
+    assert np.array_equal(found.numpy(), wanted.take(at, taken).astype(np.float32))
+    with pytest.raises(LadderError, match="out of bounds"):
+        model(torch.from_numpy(at - 40))
 
 
 def test_attention_of_bytes_is_that_of_their_values() -> None:

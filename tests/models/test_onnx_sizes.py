@@ -303,6 +303,24 @@ def test_sizes_have_any_name(name: str) -> None:
         assert torch.equal(w, -z)
 
 
+@pytest.mark.parametrize("name", ["?", "None", "-1", "...", " ", "unk", "Unknown", "N/A", "null"])
+def test_sizes_of_names_that_say_nothing_may_differ(name: str) -> None:
+    """As converters write what they do not know, for all axes alike."""
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Add", ["x", "z"], ["w"])],
+        "nothing",
+        [info("x", TensorProto.FLOAT, [name, name]), info("z", TensorProto.FLOAT, [name])],
+        [info("y", TensorProto.FLOAT, [name, name]), info("w", TensorProto.FLOAT, [name, name])],
+    )
+    fast = ladder.compile(of_version_17(graph))
+    for shape in ((2, 3), (2, 3), (4, 4), (0, 1)):
+        x, z = torch.randn(shape), torch.randn(shape[1])
+        y, w = fast(x, z)
+        assert torch.equal(y, x.relu())
+        assert torch.equal(w, x + z)
+
+
 def test_sizes_of_names_alike_differ() -> None:
     info = helper.make_tensor_value_info
     names = ("a b", "a_b", "a-b", "é", "è")

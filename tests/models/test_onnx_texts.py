@@ -114,3 +114,43 @@ def test_texts_show_the_sizes_of_a_call() -> None:
         assert torch.equal(model(np.array([["ü"]] * rows, object).reshape(rows, 1), z), z.expand(rows, 2))
     with pytest.raises(ShapeError, match="'x' must have shape"):
         model(np.array(["a", "b"], object), z)
+
+
+@pytest.mark.parametrize("back", [0, 1])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_texts_are_scanned(axis: int, rows: int, back: int) -> None:
+    """A vector's slices are single texts; no slices make no texts."""
+    whole = np.array([["a", "B"], ["cD", ""], ["ü", "y"]], object)[:rows]
+    model = ladder.compile(
+        onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["" : 16]>
+        g (string[N, 2] x, string[N] z) => (string[2, M] y, string[N] w) {{
+            y = Scan<num_scan_inputs = 1, scan_input_directions = [{back}], scan_output_axes = [{axis}],
+                     body = b (string[2] t) => (string[2] o) {{ o = Identity(t) }}>(x)
+            w = Scan<num_scan_inputs = 1, scan_output_directions = [{back}],
+                     body = c (string s) => (string p) {{ p = Identity(s) }}>(z)
+        }}""")
+    )
+    y, w = model(whole, whole[:, 0])
+    turned = whole[::-1] if back else whole
+    assert np.array_equal(y, np.moveaxis(turned, 0, axis))
+    assert w.tolist() == turned[:, 0].tolist()
+    assert y.dtype == w.dtype == object
+
+
+def test_loops_that_never_run_give_no_texts() -> None:
+    model = ladder.compile(
+        onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 16]>
+        g (string[N, 2] x, int64 n, bool c) => (string[M, 2] y) {
+            y = Loop<body = b (int64 i, bool before) => (bool after, string[2] o) {
+                o = Gather<axis = 0>(x, i)
+                after = Identity(before)
+            }>(n, c)
+        }""")
+    )
+    x = np.array([["a", "b"], ["c", "d"]], object)
+    for count in (0, 2):
+        found = model(x, torch.tensor(count), torch.tensor(True))
+        assert np.array_equal(found, x[:count])

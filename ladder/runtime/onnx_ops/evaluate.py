@@ -52,8 +52,7 @@ def _loop(op: Operation, scope: Scope, most: Any = None, condition: Any = None, 
 def _stacked(values: Sequence[Any], body: Any, at: int, axis: int = 0) -> Any:
     """Return scanned values as one tensor; of no iterations, one of the stated type without elements."""
     if not values:
-        dtype, shape = body.stated(at)
-        return torch.zeros((0, *shape), dtype=dtype).movedim(0, axis)
+        return body.nothing(at, axis)
     if isinstance(values[0], np.ndarray):
         return np.stack(values, axis)
     return torch.stack(list(values), axis)
@@ -70,8 +69,7 @@ def _scan_once(op: Operation, scope: Scope, operands: Sequence[Any]) -> tuple[An
     axes = op.get("scan_input_axes") or [0] * count
     turned = op.get("scan_input_directions") or [0] * count
     parts = [
-        (x.flip(axis) if back else x).unbind(axis)
-        for x, axis, back in zip(scanned, axes, turned, strict=True)
+        _slices(x, axis)[:: -1 if back else 1] for x, axis, back in zip(scanned, axes, turned, strict=True)
     ]
     results = len(body.outputs) - len(values)
     found: list[list[Any]] = [[] for _ in range(results)]
@@ -89,6 +87,15 @@ def _scan_once(op: Operation, scope: Scope, operands: Sequence[Any]) -> tuple[An
     return *values, *stacked
 
 
+def _slices(value: Any, axis: int) -> Sequence[Any]:
+    """Return the slices of a tensor, or of an array of texts, along an axis."""
+    if isinstance(value, np.ndarray):
+        first = np.moveaxis(value, axis, 0)
+        return [first[at, ...] for at in range(len(first))]
+    slices: Sequence[Any] = value.unbind(axis)
+    return slices
+
+
 def _scan_batches(op: Operation, scope: Scope, lengths: Any, *operands: Any) -> tuple[Any, ...]:
     """Version 8: the first axis of all operands is a batch, the second is scanned."""
     turned = op.get("directions")
@@ -101,7 +108,9 @@ def _scan_batches(op: Operation, scope: Scope, lengths: Any, *operands: Any) -> 
         if lengths is not None:
             rows[-count:] = [x[: int(lengths[at])] for x in rows[-count:]]
         found.append(_scan_once(inner, scope, rows))
-    return tuple(torch.stack(parts) for parts in zip(*found, strict=True))
+    return tuple(
+        _stacked(parts, inner.given["body"], at) for at, parts in enumerate(zip(*found, strict=True))
+    )
 
 
 CONTROL: Mapping[str, ControlRun] = {"If": _if, "Loop": _loop, "Scan": _scan}
@@ -362,10 +371,14 @@ class Body:
             raise LadderError(f"nothing computes the result {name!r}")
         return values.get(name)
 
-    def stated(self, at: int) -> tuple[torch.dtype, list[int]]:
-        """Return the type and the shape that the graph states for a result; open extents are 0."""
+    def nothing(self, at: int, axis: int) -> Any:
+        """Return no values of a result along a new axis: as the graph states it; open extents are 0."""
         kind = self._infos[at].type.tensor_type
-        return DTYPES[kind.elem_type or 1], [dim.dim_value for dim in kind.shape.dim]
+        shape = [dim.dim_value for dim in kind.shape.dim]
+        shape.insert(axis % (len(shape) + 1), 0)
+        if kind.elem_type == onnx.TensorProto.STRING:
+            return np.empty(shape, dtype=object)
+        return torch.zeros(shape, dtype=DTYPES[kind.elem_type or 1])
 
 
 def bound_node(node: Any, versions: Versions, specialize: Specialize | None = None) -> BoundNode:

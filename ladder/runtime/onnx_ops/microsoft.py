@@ -68,19 +68,36 @@ def _matmul_nbits(
 
 
 def _gather_block_quantized(op: Operation, codes: Any, indices: Any, scales: Any, zeros: Any = None) -> Any:
-    """Take rows of a table that is quantised in blocks along its last axis."""
-    op.require(gather_axis=0)
-    if op.get("quantize_axis", 1) not in (-1, codes.ndim - 1):
-        raise ShapeError(f"{op.name} of blocks along another than the last axis is not supported")
+    """Take elements along an axis of a table that is quantised in blocks along one; the last may be less."""
     bits, block = op.get("bits", 4), op.get("block_size", 128)
-    rows = codes[indices.long()]
-    packed = rows.dtype == torch.uint8 and bits < 8
-    rows = unpacked(rows, bits, rows.shape[-1] * (8 // bits)) if packed else rows.to(torch.int32)
-    factor = scales[indices.long()]
-    zero: Any = (1 << (bits - 1)) if codes.dtype == torch.uint8 else 0
+    taken, divided = (
+        op.get(name, at) % codes.ndim for at, name in enumerate(("gather_axis", "quantize_axis"))
+    )
+    is_bytes = codes.dtype == torch.uint8
+    if is_bytes and (taken != 0 or divided != codes.ndim - 1):
+        raise ShapeError(f"{op.name}: bytes are taken along the first axis, in blocks along the last")
+    rows = _along(codes, taken, indices.long())
+    at = indices.long()
+    if taken == divided:
+        at = at % codes.shape[taken] // block
+    factor, zero = _along(scales, taken, at), (1 << (bits - 1)) if is_bytes else 0
+    if is_bytes:
+        rows = unpacked(rows, bits, rows.shape[-1] * (8 // bits))
     if zeros is not None:
-        zero = unpacked(zeros[indices.long()], bits, factor.shape[-1]).repeat_interleave(block, -1)
-    return (rows - zero).to(factor.dtype) * factor.repeat_interleave(block, -1)[..., : rows.shape[-1]]
+        zero = _along(zeros, taken, at)
+        zero = unpacked(zero, bits, factor.shape[-1]) if is_bytes else zero.to(torch.int32)
+    if taken != divided:
+        axis = divided + (indices.ndim - 1) * (divided > taken)
+        factor, zero = (
+            x.repeat_interleave(block, axis).narrow(axis, 0, rows.shape[axis]) if torch.is_tensor(x) else x
+            for x in (factor, zero)
+        )
+    return (rows.to(torch.int32) - zero).to(factor.dtype) * factor
+
+
+def _along(table: Any, axis: int, indices: Any) -> Any:
+    """Return what indices take along an axis, which theirs replace."""
+    return table[(slice(None),) * axis + (indices,)]
 
 
 # functions of one element ----------------------------------------------------------------------------
