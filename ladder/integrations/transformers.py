@@ -389,8 +389,8 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
-        """Tell whether gradients pass through quantized layers; experts have none."""
-        return self.quantization_config.has_gradients and not self.stacks
+        """Tell whether gradients pass through quantized layers."""
+        return self.quantization_config.has_gradients
 
 
 AutoHfQuantizer.merge_quantization_configs = settling(AutoHfQuantizer.merge_quantization_configs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime import words
 from ladder.runtime.compile import Request, compiled
 from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, refuse_rows, require_alike, require_beside
-from ladder.runtime.operator import refuse_gradient
+from ladder.runtime.operator import has_no_gradient, no_bias, refuse_gradient, times_weight
 from ladder.runtime.packed import PackedWeight, as_taken, pack
 from ladder.runtime.registered import define, library
 from targets import TileDevice
@@ -30,6 +30,10 @@ from tile_types.quantized import QuantizedTensor
 SCHEMA = (
     "grouped_matmul(Tensor x, Tensor[] weight, Tensor ranges, Tensor? bias, Tensor? token_scale,"
     " int expected, str request) -> Tensor"
+)
+
+GRADIENTS_SCHEMA = (
+    "grouped_gradients(Tensor gradient, Tensor[] weight, Tensor ranges, str request) -> (Tensor, Tensor)"
 )
 
 
@@ -244,6 +248,63 @@ def _shape(
     return x.new_empty((*x.shape[:-1], gemm.columns), dtype=torch_dtype(gemm.output))
 
 
+def gradients(
+    gradient: torch.Tensor, weight: Sequence[torch.Tensor], ranges: torch.Tensor, request: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients for the rows and for a bias ``[E, N]``; weights are frozen, experts take turns.
+
+    Rows that belong to no expert get zeros.
+    """
+    if gradient.dim() == 3 and not Request.parse(request).gemm.masked:
+        request = of_slots(request, len(gradient))
+    gemm, kernel = Request.parse(request).gemm, compiled(_single_text(request), gradient.device)
+    dtype, none = torch_dtype(gemm.activation), no_bias(gemm, gradient)
+    rows = gradient.reshape(-1, gemm.n)
+    for_rows = rows.new_zeros(len(rows), gemm.k, dtype=dtype)
+    for_bias = rows.new_zeros(gemm.experts, gemm.n)
+    for expert, start, stop in host_ranges(gemm, ranges, len(rows)):
+        if start < stop:
+            run = partial(kernel.run, weight=[as_taken(array)[expert] for array in weight], bias=none)
+            for_rows[start:stop] = times_weight(rows[start:stop], gemm.k, dtype, run)
+            for_bias[expert] += rows[start:stop].sum(0)
+    return for_rows.view(*gradient.shape[:-1], gemm.k), for_bias
+
+
+def _like_gradients(
+    gradient: torch.Tensor, weight: Sequence[torch.Tensor], ranges: torch.Tensor, request: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gemm = Request.parse(request).gemm
+    shape = (*gradient.shape[:-1], gemm.k)
+    for_rows = gradient.new_empty(shape, dtype=torch_dtype(gemm.activation))
+    return for_rows, gradient.new_empty(gemm.experts, gemm.n)
+
+
+def _keep_for_gradients(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep the weights and whose rows are whose."""
+    _, weight, ranges, _, _, _, request = inputs
+    ctx.save_for_backward(ranges, *weight)
+    ctx.request = request
+
+
+def _gradients(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """Return the gradients for x and the bias.
+
+    Raises LadderError where x is quantized, or functions follow the product.
+    """
+    if has_no_gradient(single(Request.parse(context.request).gemm)):
+        refuse_gradient(context)
+    ranges, *weight = context.saved_tensors
+    for_x, for_bias = grouped_gradients(gradient, weight, ranges, context.request)
+    wanted = context.needs_input_grad
+    return (for_x, [None] * len(weight), None, for_bias if wanted[3] else None, None, None, None)
+
+
 grouped_matmul: Callable[..., torch.Tensor] = define(SCHEMA, multiply, _shape)
 """``grouped_matmul(x, weight, ranges, bias, token_scale, expected, request)``: the registered operator."""
-torch.library.register_autograd("ladder::grouped_matmul", refuse_gradient, lib=library)
+grouped_gradients: Callable[..., tuple[torch.Tensor, torch.Tensor]] = define(
+    GRADIENTS_SCHEMA, gradients, _like_gradients
+)
+torch.library.register_autograd("ladder::grouped_gradients", refuse_gradient, lib=library)
+torch.library.register_autograd(
+    "ladder::grouped_matmul", _gradients, setup_context=_keep_for_gradients, lib=library
+)

@@ -136,11 +136,24 @@ def _keep_for_gradient(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.bias = None if bias is None else bias.dtype
 
 
-def _gradients(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-    """Return the gradients for x and the bias; weights are frozen.
+def times_weight(
+    gradient: torch.Tensor, width: int, dtype: torch.dtype, multiply: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return rows ``[..., N]`` times a weight ``[N, width]``, which `multiply` multiplies rows of inputs by.
 
     The product of some rows of the identity is as many columns of the weight, as the kernel has them. So they
     need no other kernel, and no more of them than these is in memory.
+    """
+    parts = []
+    for first in range(0, width, DECODED_COLUMNS):
+        rows = torch.arange(first, min(first + DECODED_COLUMNS, width), device=gradient.device)
+        units = torch.nn.functional.one_hot(rows, width).to(dtype)
+        parts.append(torch.nn.functional.linear(gradient, multiply(units)))
+    return torch.cat(parts, -1).to(dtype)
+
+
+def _gradients(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    """Return the gradients for x and the bias; weights are frozen.
 
     Raises LadderError where x is quantized, or functions follow the product.
     """
@@ -150,13 +163,9 @@ def _gradients(context: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
     for_x = for_bias = None
     if context.needs_input_grad[0]:
         none = no_bias(gemm, gradient)
-        parts = []
-        for first in range(0, context.width, DECODED_COLUMNS):
-            rows = torch.arange(first, min(first + DECODED_COLUMNS, context.width), device=gradient.device)
-            units = torch.nn.functional.one_hot(rows, context.width).to(context.dtype)
-            columns = dispatch(units, weight, none, None, context.request)
-            parts.append(torch.nn.functional.linear(gradient, columns))
-        for_x = torch.cat(parts, -1).to(context.dtype)
+        for_x = times_weight(
+            gradient, context.width, context.dtype, lambda x: dispatch(x, weight, none, None, context.request)
+        )
     if context.needs_input_grad[2]:
         for_bias = gradient.reshape(-1, gradient.shape[-1]).sum(0).to(context.bias)
     return for_x, [None] * len(weight), for_bias, None, None

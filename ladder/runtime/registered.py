@@ -14,6 +14,7 @@ library = _Library("ladder", "DEF")
 
 HOMES = {
     "dequantize": "ladder.api.stored_weight",
+    "grouped_gradients": "ladder.runtime.experts",
     "grouped_matmul": "ladder.runtime.experts",
     "grouped_product": "ladder.runtime.stored_experts",
     "named_product": "ladder.runtime.stored_experts",

@@ -6,6 +6,7 @@ import copy
 import importlib
 import io
 from collections.abc import Callable
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,6 +71,57 @@ def test_experts_of_a_model_are_quantized_in_place(name: str) -> None:
             assert torch.allclose(model(tokens).logits, wanted, atol=2e-4, rtol=2e-3)
             assert torch.allclose(fast(tokens).logits, wanted, atol=2e-4, rtol=2e-3)
     assert fast.outcome == "whole"
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("tokens", [TOKENS, TOKENS[:, :1]])
+def test_gradients_pass_through_experts(name: str, tokens: torch.Tensor) -> None:
+    """As adapters in front of them need; those of the experts' biases are there, too."""
+    plain = random_model(name)
+    model = ladder.quantize_(copy.deepcopy(plain), "int4", group_size=32, skip=["lm_head"])
+    other = dequantized(model, plain)
+    for parameter in (*model.parameters(), *other.parameters()):
+        parameter.requires_grad_(parameter.is_floating_point())
+    for run in (model, torch.compile(model, backend="aot_eager")):
+        for each in (run, other):
+            each.zero_grad()
+            each(tokens, use_cache=False).logits.square().mean().backward()
+        found, wanted = ({n: p.grad for n, p in m.named_parameters()} for m in (model, other))
+        for path, gradient in found.items():
+            torch.testing.assert_close(gradient, wanted[path], rtol=1e-3, atol=1e-5, msg=path)
+
+
+OWNERS = {
+    "offsets": (torch.randn(7, 64), torch.tensor([1, 3, 3, 6], dtype=torch.int32)),
+    "slots": (torch.randn(4, 2, 64), torch.tensor([2, 0, 7, 2], dtype=torch.int32)),
+    "none": (torch.randn(0, 64), torch.tensor([0, 0, 0, 0], dtype=torch.int32)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", OWNERS)
+def test_gradients_of_grouped_products(way: str, dtype: torch.dtype) -> None:
+    """Experts without rows, rows without an expert, an expert of two slots, no rows at all."""
+    weight = ladder.quantize(torch.randn(3 * 48, 64), "int4", group_size=32)
+    layer = GroupedLinear.from_stack(weight, 3, torch.randn(3, 48), dtype=dtype)
+    layer.bias.requires_grad_()
+    rows, owners = OWNERS[way]
+    x = rows.to(dtype).requires_grad_()
+    y = layer(x, owners)
+    gradient = torch.randn(y.shape).to(dtype)
+    found = torch.autograd.grad(y, (x, layer.bias), gradient)
+    values = weight.dequantize("float32").unflatten(0, (3, 48))
+    flat, for_x = gradient.float().view(-1, 48), torch.zeros(rows.view(-1, 64).shape)
+    for_bias, numbers = torch.zeros(3, 48), owners.tolist()
+    pairs = list(enumerate(pairwise(numbers)))
+    if way == "slots":
+        pairs = [(e, (2 * at, 2 * at + 2)) for at, e in enumerate(numbers) if e < 3]
+    for expert, (first, last) in pairs:
+        for_x[first:last] = flat[first:last] @ values[expert]
+        for_bias[expert] += flat[first:last].sum(0)
+    bound = {"rtol": 2e-2, "atol": 1e-1} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(found[0].float().view(-1, 64), for_x, **bound)
+    torch.testing.assert_close(found[1].float(), for_bias, **bound)
 
 
 def routed(tokens: int) -> tuple[Any, ...]:
