@@ -7,6 +7,7 @@ transformers has no entry point for that. It needs transformers 5. Linear layers
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -369,7 +370,7 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
         if self.plan is not None and self.plan.mesh is not None:
             raise DeviceError("a model that is divided over processes is not dequantized: load it whole")
         with torch.device("meta"):
-            plain = type(model)(model.config)
+            plain = type(model)._from_config(copy.deepcopy(model.config))
         name_of = str(dtype).removeprefix("torch.")  # configurations that were saved have names
         for name, module in list(model.named_modules()):
             own = name.replace(".base_layer", "")  # PEFT's name for what an adapter is around

@@ -53,7 +53,7 @@ AUTO = transformers.AutoModelForCausalLM
 def plain(name: str, folder: Path) -> Any:
     """Write a random model."""
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(name, **SIZES, **ARCHITECTURES[name])
+    config = transformers.AutoConfig.for_model(name, **SIZES, **ARCHITECTURES.get(name, {}))
     model = AUTO.from_config(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
@@ -137,7 +137,7 @@ def rewrite(
     (target / "config.json").write_text(json.dumps({**content, "quantization_config": config}))
 
 
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "mixtral", "gpt_oss", "apertus"])
 def test_dequantized_models_are_plain_ones(name: str, tmp_path: Path) -> None:
     plain(name, tmp_path / "plain")
     model = AUTO.from_pretrained(tmp_path / "plain", quantization_config=LadderConfig("int4", group_size=32))
