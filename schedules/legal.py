@@ -33,6 +33,7 @@ from schedules.footprint import (
     shared_bytes,
 )
 from schedules.group_values import scale_span, shared_value_bytes
+from schedules.im2col import CORNERS, MOST_STRIDE, is_reached
 from schedules.layouts import TILE, lane_of, packed_group
 from schedules.rules import AXES, DEALS, RULES, serves
 from schedules.schedule import GpuSchedule
@@ -176,6 +177,8 @@ def _window_violations(gemm: Gemm, schedule: GpuSchedule) -> Iterator[str]:
     piece = SWIZZLE_ROW if schedule.pipeline in WARPGROUPS else CHUNK_BYTES
     if gemm.channels * operand_bytes(gemm) % piece:
         yield f"{gemm.channels} channels of a tap are no multiple of {piece} bytes"
+    if schedule.pipeline in WARPGROUPS and not is_reached(gemm.windows):
+        yield f"tensor copies reach windows {MOST_STRIDE} pixels apart and corners in {CORNERS}: use mma"
     if gemm.windows.features and (schedule.pipeline != "mma" or gemm.windows.features % FEATURES):
         yield f"groups of {gemm.windows.features} features and rows behind them: mma has them, by {FEATURES}"
     if cuts_groups(gemm, schedule):

@@ -38,6 +38,7 @@ from schedules.footprint import (
     stage_bytes,
     warpgroup_blocks,
 )
+from schedules.im2col import MOST_STRIDE, is_reached
 from schedules.layouts import lane_of, padded
 from schedules.legal import cuts_groups, grid_violations, is_legal, least_stages, placement_for
 from schedules.rules import AXES, RULES
@@ -213,7 +214,10 @@ def _column(gemm: Gemm, pipeline: str) -> Gemm:
     plain = replace(of_any_n(gemm), bias=False, epilogue=(), residual=False, factor=False)
     if pipeline not in ("wgmma", "mma"):
         return plain
-    windows = Windows((1, 1), (2, 2), features=gemm.windows.features) if gemm.windows else None
+    windows = gemm.windows
+    if windows:
+        steps = 2 if is_reached(windows) else MOST_STRIDE + 1
+        windows = Windows((1, 1), (steps, steps), features=windows.features)
     channels = gcd(gemm.channels, CHANNEL_PIECES) if windows else CHANNEL_PIECES
     grouped = gemm.group_size < gemm.k
     k = channels * (2 * gemm.group_size + 1 if grouped else 3)  # an odd multiple: divisible by no more

@@ -94,9 +94,9 @@ class NumpyArrays:
         """Count the entries of ``sorted_values`` that are <= x."""
         return np.searchsorted(sorted_values, x, side="right")
 
-    def take(self, table: Array, index: Array) -> Array:
-        """Index the first axis."""
-        return table[index]
+    def take(self, table: Array, index: Array, axis: int = 0) -> Array:
+        """Index one axis."""
+        return table.take(index, axis)
 
     def where(self, condition: Array, then: Array, otherwise: Array) -> Array:
         """Choose by condition."""
@@ -201,11 +201,12 @@ class TorchArrays:
     def searchsorted(self, sorted_values: Array, x: Array) -> Array:
         return self.torch.bucketize(x.contiguous(), sorted_values, right=True, out_int32=True)
 
-    def take(self, table: Array, index: Array) -> Array:
-        """Index the first axis (torch indexes by int32 or int64 only)."""
+    def take(self, table: Array, index: Array, axis: int = 0) -> Array:
+        """Index one axis (torch indexes by int32 or int64 only, and on GPUs no words without a sign)."""
         wide = index.dtype in (self.torch.int32, self.torch.int64)
         flat = (index if wide else index.to(self.torch.int32)).reshape(-1)
-        return table.index_select(0, flat).reshape(*index.shape, *table.shape[1:])
+        found = table.view(self._signed[table.dtype.itemsize]).index_select(axis, flat).view(table.dtype)
+        return found.reshape(*table.shape[:axis], *index.shape, *table.shape[axis + 1 :])
 
     def where(self, condition: Array, then: Array, otherwise: Array) -> Array:
         return self.torch.where(condition, then, otherwise)

@@ -130,8 +130,8 @@ def _per_group(weight: QuantizedTensor, axis: int, blocks: Sequence[int]) -> dic
 
 
 def _taken(array: Array, axis: int, places: Sequence[int]) -> Array:
-    index = arrays_of(array).array(places, "int64", array)
-    return array[index] if axis == ROWS else array[:, index]
+    xp = arrays_of(array)
+    return xp.take(array, xp.array(places, "int64", array), axis)
 
 
 def taken_rows(weight: QuantizedTensor, rows: Sequence[int]) -> QuantizedTensor:

@@ -142,6 +142,29 @@ def test_clusters_share_rows_of_one_group_of_channels(device: str, pipeline: str
     assert is_legal(replace(gemm, n=512), get_device(device), replace(schedule, cluster=2))
 
 
+@pytest.mark.parametrize(
+    "windows",
+    [
+        Windows((1, 20), (1, 10), (0, 5)),
+        Windows((1, 2), dilation=(1, 129)),
+        Windows((3, 1), padding=(129, 0), dilation=(129, 1)),
+    ],
+)
+@pytest.mark.parametrize(("device", "pipeline"), [("sm_90a", "wgmma"), ("sm_100a", "tcgen05")])
+def test_windows_that_tensor_copies_do_not_reach_are_gathered_by_threads(
+    device: str, pipeline: str, windows: Windows
+) -> None:
+    """CUDA's driver refuses strides above 8 and corners that are no signed bytes."""
+    gemm = Gemm(256, 64 * windows.points, "float16", scale=False, windows=windows)
+    schedule = GpuSchedule(pipeline, 16, 128, 64, stages=3, warps=8)
+    with pytest.raises(ScheduleError, match="tensor copies reach windows"):
+        check_legal(gemm, get_device(device), schedule)
+    reached = replace(gemm, windows=Windows(windows.kernel, (1, 8), (0, 5)))
+    assert is_legal(reached, get_device(device), schedule)
+    for m in (16, 200, 4096):
+        assert {each.schedule.pipeline for each in rank(gemm, get_device(device), m)} == {"mma"}
+
+
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"])
 @pytest.mark.parametrize("weight", ["int4", "int8"])
 def test_short_groups_of_bytes_have_schedules_for_any_m(arch: str, weight: str) -> None:

@@ -217,6 +217,8 @@ def _encode_windows(t: Translator, call: CallView) -> Step:
         raise UnknownCallError(f"no im2col map has {channels} channels in boxes of {box}, {pixels} pixels")
     if not all(-128 <= at <= 127 for pair in corners for at in pair):
         raise UnknownCallError(f"corners of an im2col map of an image are signed bytes, got {corners}")
+    if max(strides) > 8:
+        raise UnknownCallError(f"strides of an im2col map are at most 8, got {strides}")
     tensor = t.names[data.args[0]].tensor
     image = (batch, height, width, channels)
     t.names[target] = WindowMap(tensor, image, (box, pixels), (corners[0], corners[1]), strides, element)
