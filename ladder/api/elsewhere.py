@@ -40,7 +40,7 @@ def without_results(
     for node in apart.values():
         if not _is_made(node) or not all(user is output or _copies(user, place) for user in node.users):
             return None
-    if any("default" in getattr(node.target, "__name__", "") for node in module.graph.nodes):
+    if any("_default" in getattr(node.target, "__name__", "") for node in module.graph.nodes):
         return None  # what is made depends on the default type or device just there
     graph = torch.fx.Graph()
     copied: dict[torch.fx.Node, torch.fx.Node] = {}

@@ -105,3 +105,21 @@ def test_what_lies_between_moves_to_another_device_gets_plans() -> None:
     (built,) = fast.models
     assert built.plan.steps
     assert not fast.refused
+
+
+def test_quantized_models_with_results_on_another_device_have_plans() -> None:
+    """Caches of sliding windows that no layer filled keep a number on the CPU of a model on a GPU."""
+    layer = ladder.Linear.from_linear(torch.nn.Linear(64, 32), "int4", group_size=32)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.softmax(layer(x) * 2, -1), torch.tensor(7, device="meta")
+
+    fast = ladder.compile(program)
+    with torch.no_grad():
+        for _ in range(3):
+            x = torch.randn(5, 64)
+            found, elsewhere = fast(x)
+            torch.testing.assert_close(found, program(x)[0])
+            assert (elsewhere.device.type, elsewhere.dtype, elsewhere.shape) == ("meta", torch.int64, ())
+    assert not fast.refused
+    assert fast.models
