@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from capture_world import World, calls, normal, program, programs
@@ -113,3 +115,24 @@ OPTIMIZERS = {
     "adafactor": (torch.optim.Adafactor, {}),
 }
 programs(**{f"steps_of_{name}": _trained(kind, **given) for name, (kind, given) in OPTIMIZERS.items()})
+
+
+def _changing(state, x, step):
+    """What training computes of a number of steps: rates that decay, biases that are corrected."""
+    rate = 0.1 * 0.9**step / (1 - 0.5**step)
+    state["mean"].lerp_(x, 1 - 0.9**step)
+    state["mean"].addcdiv_(x, x.abs() + 1, value=-rate)
+    return torch.clamp(torch.add(x, state["mean"], alpha=rate), max=rate) * rate
+
+
+@program
+def counts_of_steps_that_change():
+    """A number that each call finds changed, behind a graph break: of a counter, of a tensor."""
+    count, state = itertools.count(1), {"mean": torch.zeros(3), "step": torch.tensor(0.0)}
+
+    def fn(x):
+        state["step"] += 1
+        return _changing(state, x, next(count)), _changing(state, x, state["step"].item())
+
+    given = [lambda seed=seed: (normal(3, seed=seed),) for seed in range(12)]
+    return calls(fn, *given, observe=lambda: (state["mean"], state["step"]))

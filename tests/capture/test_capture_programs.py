@@ -158,6 +158,15 @@ def test_generators_in_containers_break_no_graph(name):
     assert captured.outcome == "whole", captured.explain()
 
 
+def test_numbers_behind_a_graph_break_are_left_open():
+    captured = captured_run(PROGRAMS["counts_of_steps_that_change"], 1)[2]
+    before = len(captured.records)
+    world = PROGRAMS["counts_of_steps_that_change"]()
+    for _ in range(2):
+        captured(*world.steps[0][1]())
+    assert len(captured.records) == before
+
+
 def test_labels_of_profilers_break_no_graph():
     captured = captured_run(PROGRAMS["labels_of_profilers"], 1)[2]
     assert captured.outcome == "whole", captured.explain()

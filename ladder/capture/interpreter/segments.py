@@ -128,6 +128,7 @@ def open_segment(vm: Interpreter, graph_break: GraphBreak, result: Any) -> Any:
     if vm.store.is_full(point):
         vm.stop("too many records")
         return result
+    point.learn((*values, result))
     found = begin_segment(vm, point, [*values, result], point.names)
     vm.heap.find(result)
     _put_back(graph_break, found)

@@ -46,9 +46,12 @@ from ladder.capture.values.monitor import Monitor, Refused
 from ladder.interrupts import pass_on
 from ladder.runtime.registered import READ_ONLY
 
-_DYNAMIC_SAFE = frozenset(words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_"))
-_DYNAMIC_SAFE |= {f"i{name}" for name in ("add", "sub", "mul", "truediv")}
-_DYNAMIC_SAFE |= {"lt", "le", "gt", "ge", "eq", "ne", "clamp", "clamp_min", "clamp_max"}
+_TAKE_NUMBERS = frozenset(
+    words("add sub mul truediv div rsub pow neg true_divide add_ sub_ mul_ div_ iadd isub imul itruediv")
+    + words("lt le gt ge eq ne clamp clamp_min clamp_max clamp_ clamp_min_ clamp_max_")
+    + words("addcmul addcmul_ addcdiv addcdiv_ lerp lerp_")
+)
+"""Operators whose results have the same shape and type whatever number they are given."""
 _OTHERWISE_WATCHED = frozenset({torch.max_pool1d, torch.nn.functional.max_pool1d})
 """Operators whose results lie otherwise while a mode watches: torch then takes another of its ways."""
 _SETTERS = frozenset({operator.setitem, torch.Tensor.__setitem__})
@@ -203,8 +206,9 @@ def _settled_given(vm: Interpreter, function: Any, args: Any, kwargs: Any) -> tu
     """Return arguments in which only what the graph can take is `Dynamic`, under ``torch.vmap`` nothing."""
     if tensors.maps_rows():
         settle_extents(vm, torch.utils._pytree.tree_leaves((args, kwargs)))
-    if getattr(function, "__name__", "") not in _DYNAMIC_SAFE or not vm.heap.numbers:
-        args = tuple(settled_for_operator(vm, value) for value in args)
+    if getattr(function, "__name__", "") in _TAKE_NUMBERS and vm.heap.numbers:
+        return args, kwargs
+    args = tuple(settled_for_operator(vm, value) for value in args)
     return args, {key: settled_for_operator(vm, value) for key, value in kwargs.items()}
 
 
