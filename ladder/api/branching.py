@@ -51,13 +51,14 @@ class Branching:
         parts = _Parts(make, "open" in module.meta)
         self.first = parts(first, examples, opened) if computed else _nothing
         order = [*inputs, *computed]
-        self.condition, self.operands = order.index(condition), [*map(order.index, _nodes(operands))]
+        told = [*_nodes(operands), *_telling(_nodes(operands), inputs, values)]
+        self.condition, self.operands = order.index(condition), [*map(order.index, told)]
         self.results = [
             (node in late, node.args[1] if node in late else order.index(node)) for node in results
         ]
-        given = [values[node] for node in _nodes(operands)]
+        given = [values[node] for node in told]
         self.sides = [
-            None if name is None else _side(_submodule(module, name), given, make)
+            None if name is None else _side(_taking(_submodule(module, name), len(given)), given, make)
             for name in (when_true, when_false)
         ]
 
@@ -81,6 +82,41 @@ class _Parts:
         if self.is_open:
             part.meta["open"] = opened
         return self.make(part, examples)
+
+
+def _telling(
+    operands: list[torch.fx.Node], inputs: list[torch.fx.Node], values: dict[Any, Any]
+) -> list[torch.fx.Node]:
+    """Return the inputs that say what sizes are which operands only name, as in ``n + 1``."""
+    named = {symbol for node in operands for size in _sizes(values[node]) for symbol in size.free_symbols}
+    found: list[torch.fx.Node] = []
+    for node in (*operands, *inputs):
+        told = named.intersection(_sizes(values[node]))
+        found += [node] if told and node not in operands else []
+        named -= told
+    return found
+
+
+def _sizes(value: Any) -> list[Any]:
+    """Return the expressions of the open sizes that an argument is, or has."""
+    extents = value.shape if isinstance(value, torch.Tensor) else [value]
+    return [each.node.expr for each in extents if isinstance(each, torch.SymInt)]
+
+
+def _taking(module: torch.fx.GraphModule, count: int) -> torch.fx.GraphModule:
+    """Return a graph that takes `count` arguments: what it has no names for, it leaves alone."""
+    known = [node for node in module.graph.nodes if node.op == "placeholder"]
+    if len(known) == count:
+        return module
+    graph = torch.fx.Graph()
+    places = [graph.placeholder(node.name) for node in known]
+    for at in range(len(known), count):
+        graph.placeholder(f"told_{at}")
+    copied: Any = graph.graph_copy(module.graph, dict(zip(known, places, strict=True)))
+    graph.output(copied)
+    taking = torch.fx.GraphModule(module, graph)
+    taking.meta |= module.meta
+    return taking
 
 
 def _side(module: torch.fx.GraphModule, examples: list[Any], make: Make) -> Callable[..., Any]:

@@ -107,3 +107,15 @@ def test_truths_of_tensors_leave_graphs_to_plans(name):
                 assert truth is wanted
                 torch.testing.assert_close(found, expected, equal_nan=True)
     assert not fast.refused
+
+
+def test_sides_of_branches_are_told_the_sizes_that_numbers_are_made_of():
+    def fn(x, count):
+        more = count + 1
+        return x * more if x.sum() > 0 else x - more
+
+    fast = ladder.compile(fn)
+    for count in range(2, 12):
+        x = torch.full((3,), -1.0 if count % 3 else 2.0)
+        assert torch.equal(fast(x, count), fn(x, count))
+    assert fast.calls["eager"] == 0
