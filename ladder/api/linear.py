@@ -300,7 +300,7 @@ class Linear(NonDynamicallyQuantizableLinear):
         """
         if name == "weight" and hasattr(param, "device_mesh"):
             return
-        if name == "weight":
+        if name == "weight" or isinstance(param, StoredWeight):  # torch.nn.utils.prune names it weight_orig
             raise LadderError(NOT_SET)
         super().register_parameter(name, param)
 

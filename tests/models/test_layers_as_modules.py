@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import ladder
@@ -191,6 +192,16 @@ def test_a_refused_move_leaves_the_layer_as_it_is(options: dict) -> None:
             made.half()
     assert torch.equal(made(X), wanted)
     assert made.bias.dtype == made.dtype == torch.float32
+
+
+def test_pruning_is_refused() -> None:
+    made = layer(0)
+    wanted = made(X)
+    with pytest.raises(ladder.LadderError, match="set_weight"):
+        prune.l1_unstructured(made, "weight", amount=0.3)
+    assert torch.equal(made(X), wanted)
+    assert not made._forward_pre_hooks
+    assert prune.l1_unstructured(made, "bias", amount=0.3)(X).shape == wanted.shape
 
 
 def test_every_key_of_a_state_dict_names_an_attribute() -> None:
