@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from math import ceil, inf
+from math import ceil, inf, prod
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from ladder.partition.repeats import LONG_WORK, WORK
 from ladder.partition.rows import REDUCTIONS
 from ladder.partition.subgraphs import engine
 from targets import TileDevice
+from tile_types.tile import Tile
 
 LEAST_PART = 64
 """Elements of a part at least."""
@@ -58,6 +59,9 @@ HELD_COLUMNS = (128, 256, 512, 1024, 2048)
 
 HELD_BITS = 32 * HELD * MOST_ROW_THREADS
 """Bits of a row at most that a block holds, and so reads once."""
+
+FEW_BITS = 512
+"""Bits of columns up to which parts are every n-th position: so few fill no accesses, or no sectors."""
 
 AGAIN_BITS = 3.0
 """Bits read for an element of a shared operand, over its own, up to which parts compute it themselves: to
@@ -298,7 +302,8 @@ def _parts(
     if not few or (again and held):
         return 1
     wanted = ceil(machine.units / max(1, blocks))
-    counts = {_even(shape[axis], wanted * times) for times in (1, 2, 4, 8)}
+    further = (16, 32) if _alternate(graph.tile(node.inputs[0]), axis) else ()
+    counts = {_even(shape[axis], wanted * times) for times in (1, 2, 4, 8, *further)}
     best, fastest = 1, _seconds(whole, machine) / (AGAIN if again and not last else 1.0)
     for count in sorted(count for count in counts if 1 < count <= shape[axis] // LEAST_PART):
         builder = GraphBuilder("parts")
@@ -306,7 +311,7 @@ def _parts(
         tile = builder.tile(value)
         first = _seconds(builder.finish(value), machine)
         builder = GraphBuilder("whole")
-        parts = builder.input("x", tile.ttype.name, tile.shape)
+        parts = builder.input("x", tile.ttype.name, (*shape[:axis], count, *shape[axis + 1 :]))
         last = builder.add(node.operator, parts, axis=axis, keep=False)
         seconds = first + _seconds(builder.finish(last), machine)
         if seconds < fastest:
@@ -355,10 +360,20 @@ def _alone(graph: Graph, node: Node) -> Graph:
 
 
 def _first_step(builder: GraphBuilder, node: Node, value: str, parts: int) -> str:
-    """Return the reductions of all parts: of an axis more, or the same, than the node's result without it."""
-    axis = node_attributes(node)["axis"] % len(builder.tile(value).shape)
+    """Return the reductions of all parts: of an axis of parts, or of one axis of parts and few columns."""
+    shape = builder.tile(value).known_shape
+    axis = node_attributes(node)["axis"] % len(shape)
+    if _alternate(builder.tile(value), axis) and shape[axis] % parts == 0:
+        rows = (*shape[:axis], shape[axis] // parts, parts * prod(shape[axis + 1 :]))
+        return builder.add(node.operator, builder.add("reshape", value, shape=rows), axis=axis, keep=False)
     value = in_equal_parts(builder, value, axis, parts, _neutral(node))
     return builder.add(node.operator, value, axis=axis + 1, keep=False)
+
+
+def _alternate(tile: Tile, axis: int) -> bool:
+    """Tell whether positions belong to parts by turns: few columns then are in vectors with others."""
+    columns = product(tile.shape[axis + 1 :])
+    return isinstance(columns, int) and columns > 1 and columns * tile.ttype.elem_bits <= FEW_BITS
 
 
 def _neutral(node: Node) -> float:
@@ -372,6 +387,9 @@ def _neutral(node: Node) -> float:
 def _in_parts(builder: GraphBuilder, node: Node, value: str, parts: int) -> str:
     """Add a reduction of parts, and of what they give."""
     attributes = node_attributes(node)
-    axis = attributes["axis"] % len(builder.tile(value).shape)
+    shape = builder.tile(value).shape
+    axis = attributes["axis"] % len(shape)
     found = _first_step(builder, node, value, parts)
+    apart = (*shape[:axis], parts, *shape[axis + 1 :])
+    found = found if builder.tile(found).shape == apart else builder.add("reshape", found, shape=apart)
     return builder.add(node.operator, found, axis=axis, keep=attributes["keep"])

@@ -23,20 +23,30 @@ ROW = "row"
 def mixes_directions(graph: Graph, outputs: Sequence[str]) -> bool:
     """Tell whether reductions of a loop over rows read a large input in both directions."""
     reductions = [node for node in graph.nodes if node.operator in REDUCTIONS]
-    large = {n.name for n in graph.inputs if known(product(n.tile.shape)) >= MUCH_READ}
-    if len(reductions) < 2 or not large or (rows := row_axes(graph, outputs)) is None:
+    if len(reductions) < 2 or (rows := row_axes(graph, outputs)) is None:
         return False
-    directions: dict[str, dict[str, set[bool]]] = {name: {} for name in large}
     before = {node.name for node in reductions if _is_before_the_last(graph, node)}
-    ends = frozenset({ROW}), frozenset[str]()
-    for value, place in places_read(graph, outputs, rows, ends, lambda node: node.name):
-        if value in large:
-            _note(directions[value], graph.tile(value).shape, place)
     return any(
         any(ways == {True} for ways in of.values())
         and any(ways == {False} and name in before for name, ways in of.items())
-        for of in directions.values()
+        for of in _directions(graph, outputs, rows)
     )
+
+
+def reads_columns(graph: Graph, outputs: Sequence[str], rows: int) -> bool:
+    """Tell whether a reduction of a loop over rows reads columns of a large input."""
+    return any({False} in of.values() for of in _directions(graph, outputs, rows))
+
+
+def _directions(graph: Graph, outputs: Sequence[str], rows: int) -> list[dict[str, set[bool]]]:
+    """Return, of each large input, the reductions that read it, and whether they run along neighbours."""
+    large = {n.name for n in graph.inputs if known(product(n.tile.shape)) >= MUCH_READ}
+    found: dict[str, dict[str, set[bool]]] = {name: {} for name in large}
+    ends = frozenset({ROW}), frozenset[str]()
+    for value, place in places_read(graph, outputs, rows, ends, lambda node: node.name) if large else ():
+        if value in large:
+            _note(found[value], graph.tile(value).shape, place)
+    return [*found.values()]
 
 
 def _is_before_the_last(graph: Graph, node: Node) -> bool:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from ladder.ir.build import GraphBuilder, node_attributes, prune
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
+from ladder.partition.directions import reads_columns
 from ladder.partition.rows import (
     REDUCTIONS,
     SCANS,
@@ -79,6 +80,8 @@ def strided_rows(graph: Graph) -> StridedRows | None:
     turned = _turned(graph, orders)
     rows = orders[0].rows
     if row_axes(turned, turned.outputs, again=False) != rows or not _is_of_rows(turned, rows):
+        return None
+    if reads_columns(turned, turned.outputs, rows):
         return None
     return StridedRows(turned, dict(zip(turned.outputs, orders, strict=True)))
 

@@ -15,9 +15,9 @@ from ladder.ir.ops import get_operator
 from ladder.ir.shapes import replaced
 from ladder.rewrite.short_reductions import COMBINING
 
-LEAST_LENGTH, MUCH_READ = 2048, 1 << 20
-"""Elements of a reduction, and of all that it reads, from which on it counts how they lie: tiles of shorter
-rows are turned in shared memory."""
+LEAST_LENGTH, LEAST_ROW, MUCH_READ = 2048, 1024, 1 << 20
+"""Elements of a reduction that becomes one of columns, or of rows, and of all that it reads, from which on it
+counts how they lie: tiles of shorter rows are turned in shared memory, lanes hold shorter columns."""
 
 Permutation = tuple[int, ...]
 
@@ -35,7 +35,8 @@ def as_they_lie(graph: Graph) -> Graph:
         if node.name not in orders:
             return None
         order = orders[node.name]
-        value = _in_order(builder, graph, node.inputs[0], order, names, made)
+        whole = graph.tile(node.inputs[0]).shape
+        value = _in_order(builder, graph, node.inputs[0], order, whole, names, made)
         return _reduced(builder, node, value, order)
 
     return replace(transformed(graph, one), grid=graph.grid)
@@ -48,17 +49,12 @@ def _order(graph: Graph, node: Node) -> Permutation | None:
     shape = graph.tile(node.inputs[0]).shape
     count, axis = product(shape), node_attributes(node)["axis"] % len(shape)
     length = shape[axis]
-    if (
-        not isinstance(count, int)
-        or not isinstance(length, int)
-        or length < LEAST_LENGTH
-        or count < MUCH_READ
-    ):
+    if not isinstance(count, int) or not isinstance(length, int) or count < MUCH_READ:
         return None
     found, ahead, seen = set[Permutation](), [node.inputs[0]], set[str]()
     while ahead:
         below = graph.producer(ahead.pop())
-        if below.name in seen or _is_spread(below.tile.shape):
+        if below.name in seen or _is_spread(below.tile.shape) or _is_repeated(below.tile.shape, shape):
             continue
         seen.add(below.name)
         if below.operator == "transpose":
@@ -71,7 +67,8 @@ def _order(graph: Graph, node: Node) -> Permutation | None:
         return None
     (order,) = found
     last = len(shape) - 1
-    return order if (axis == last) != (order[axis] == last) else None
+    least = LEAST_LENGTH if axis == last else LEAST_ROW
+    return order if length >= least and (axis == last) != (order[axis] == last) else None
 
 
 def _by_element(node: Node) -> bool:
@@ -84,26 +81,36 @@ def _is_spread(shape: Shape) -> bool:
     return sum(extent != 1 for extent in shape) <= 1
 
 
+def _is_repeated(shape: Shape, whole: Shape) -> bool:
+    """Tell whether a value is repeated along some axis of what is computed of it: any order costs little."""
+    padded = (*[1] * (len(whole) - len(shape)), *shape)
+    return all(extent in (1, other) for extent, other in zip(padded, whole, strict=True)) and padded != whole
+
+
 def _in_order(
-    builder: GraphBuilder, graph: Graph, value: str, order: Permutation, names: dict[str, str],
+    builder: GraphBuilder, graph: Graph, value: str, order: Permutation, full: Shape, names: dict[str, str],
     made: dict[tuple[str, Permutation], str],
 ) -> str:  # fmt: skip
-    """Add what is computed of transposed values, of these values as they lie."""
+    """Add what is computed of transposed values, of shape ``full``, of these values as they lie."""
     if (value, order) in made:
         return made[value, order]
     node, shape = graph.producer(value), graph.tile(value).shape
     back = [order.index(axis) for axis in range(len(order))]
-    if _is_spread(shape):
-        whole = (*[1] * (len(order) - len(shape)), *shape)
-        turned = tuple(whole[axis] for axis in back)
-        found = builder.add("reshape", names[value], shape=turned) if shape else names[value]
+    whole = (*[1] * (len(order) - len(shape)), *shape)
+    if not shape:
+        found = names[value]
+    elif _is_spread(shape):
+        found = builder.add("reshape", names[value], shape=tuple(whole[axis] for axis in back))
+    elif _is_repeated(shape, full):
+        opened = builder.add("reshape", names[value], shape=whole)
+        found = builder.add("transpose", opened, permutation=tuple(back))
     elif node.operator == "transpose":
         found = names[node.inputs[0]]
     elif node.operator == "iota":
         attributes = node_attributes(node)
         found = builder.add("iota", **attributes | {"axis": order[attributes["axis"] % len(order)]})
     else:
-        operands = [_in_order(builder, graph, one, order, names, made) for one in node.inputs]
+        operands = [_in_order(builder, graph, one, order, full, names, made) for one in node.inputs]
         given: dict[str, Any] = dict(node.attributes)
         found = builder.add(node.operator, *operands, **given)
     made[value, order] = found
