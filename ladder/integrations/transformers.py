@@ -185,19 +185,15 @@ class LadderQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _empty(self, model: torch.nn.Module, name: str) -> None:
         """Take a weight away, so that transformers does not initialise what it takes to be missing."""
-        if name in self.stacks:
-            path, stack = self.stacks[name]
-            owner: Any = holder(model.get_submodule(path), stack)
-            owner._is_hf_initialized = True
-            setattr(owner, stack.rpartition(".")[2], None)
-            return
-        module: Any = model.get_submodule(name)
-        module._is_hf_initialized = True
-        # No rows, but a weight: modules initialise those of the layers that they hold, too.
-        module.weight = torch.nn.Parameter(
-            torch.empty(0, extents_of(module)[1], device="cpu"), requires_grad=False
-        )
-        module.weight._is_hf_initialized = True
+        path, stack = self.stacks.get(name, (name, "weight"))
+        module = model.get_submodule(path)
+        owner: Any = holder(module, stack)
+        owner._is_hf_initialized = True
+        # No rows, but a weight: modules initialise those of the layers, and of the experts, that they hold.
+        shape = (0, 0, 0) if name in self.stacks else (0, extents_of(module)[1])
+        weight: Any = torch.nn.Parameter(torch.empty(shape, device="cpu"), requires_grad=False)
+        weight._is_hf_initialized = True
+        setattr(owner, stack.rpartition(".")[2], weight)
 
     def _process_model_before_weight_loading(
         self, model: torch.nn.Module, device_map: Any = None, checkpoint_files: Any = None, **kwargs: Any

@@ -171,6 +171,23 @@ def test_formats_of_other_tools(name: str, form: str, tmp_path: Path) -> None:
     assert same_tokens(model, eager(model, tmp_path / "plain"))
 
 
+def test_who_holds_experts_may_initialise_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Qwen3-Omni's blocks do."""
+    plain("mixtral", tmp_path / "plain")
+    store(tmp_path / "plain", tmp_path / "stored", next(iter(STORED)))
+    base: Any = transformers.MixtralPreTrainedModel
+    before = base._init_weights
+
+    def initialise(self: Any, module: Any) -> None:
+        before(self, module)
+        if hasattr(module, "experts"):
+            transformers.initialization.normal_(module.experts.gate_up_proj)
+
+    monkeypatch.setattr(base, "_init_weights", initialise)
+    model = load_pretrained(AUTO, tmp_path / "stored").eval()
+    assert same_tokens(model, eager(model, tmp_path / "plain"))
+
+
 def as_nvfp4(weight: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return what llm-compressor stores of a layer: with a scale of its own, by which values are divided."""
     q = ladder.quantize(weight, "nvfp4")
