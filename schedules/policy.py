@@ -23,7 +23,19 @@ from schedules.cpu_policy import BUCKETS as CPU_BUCKETS
 from schedules.cpu_policy import LARGEST_M, cpu_candidates, cpu_schedule
 from schedules.estimate import STREAMED_ROWS, Estimator
 from schedules.expert_tiles import expert_tile, tiles_of
-from schedules.footprint import DEALT_COLUMNS, SLICED, WARPGROUPS, slice_columns
+from schedules.footprint import (
+    DEALT_COLUMNS,
+    FP8_INTERVAL,
+    PROMOTED_COLUMNS,
+    SLICED,
+    SWIZZLE_ROW,
+    WARPGROUPS,
+    carries,
+    operand_bytes,
+    promotes_rarely,
+    slice_columns,
+    turn_slabs,
+)
 from schedules.gemv_buffers import buffer_chunks, gemv_blocks, gemv_run
 from schedules.group_values import shared_value_bytes
 from schedules.layouts import TILE, lane_of, packed_group, padded
@@ -47,8 +59,8 @@ def order_of_sums(gemm: Gemm, device: TileDevice, schedule: Schedule) -> Order |
     """Return what decides in which order a kernel adds the terms of one result.
 
     Kernels of the same order give a row the same bits. The tile of activation rows, the depth of pipelining
-    and the way through the grid are no part of it, but where fp8 products leave the tensor core for wider
-    sums depends on the tile. Slices of K are whole turns of a loop, whose length depends on the stage.
+    and the way through the grid are no part of it, but for `_widened`. Slices of K are whole turns of a loop,
+    whose length depends on the stage.
 
     ``mma`` and ``wgmma`` add sixteen products to a sum alike (compared on an H200), so ``gemv`` has the order
     of ``wgmma`` where that deals K as it does.
@@ -70,8 +82,21 @@ def order_of_sums(gemm: Gemm, device: TileDevice, schedule: Schedule) -> Order |
     elif schedule.split_k > 1:
         order += (slice_columns(gemm, schedule),)
     if gemm.activation.startswith("fp8"):
-        order += (schedule.tile_m, schedule.tile_n, schedule.tile_k)
+        order += _widened(gemm, schedule)
     return order
+
+
+def _widened(gemm: Gemm, schedule: GpuSchedule) -> Order:
+    """Return what decides where fp8 products leave the tensor core for wider sums.
+
+    The columns of K between, where only the length of sums makes them, and warps have one row tile each.
+    """
+    alone = schedule.pipeline == "wgmma" and schedule.tile_n == 16 * schedule.warps
+    narrow = schedule.tile_m <= PROMOTED_COLUMNS and not carries(gemm, schedule)
+    if not (alone and narrow and promotes_rarely(gemm)):
+        return schedule.tile_m, schedule.tile_n, schedule.tile_k
+    turn = turn_slabs(gemm, schedule) * SWIZZLE_ROW // operand_bytes(gemm)
+    return (FP8_INTERVAL // turn * turn,)
 
 
 def dealt_slices(gemm: Gemm, device: TileDevice, schedule: GpuSchedule) -> int:
