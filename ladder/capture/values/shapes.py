@@ -101,8 +101,9 @@ def standing(source: Any, view: str, at: int) -> Any:
 
 
 def may_be_left_open(tensor: torch.Tensor) -> bool:
-    """Say whether extents of `tensor` may have symbols: its strides follow from its shape."""
-    return tensor.layout is torch.strided and not tensor.is_nested and lies_in_rows(tensor)
+    """Say whether extents of `tensor` may have symbols: it has fakes, and its strides follow from its shape."""
+    has_fakes = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+    return has_fakes and lies_in_rows(tensor)
 
 
 def lies_in_rows(tensor: torch.Tensor) -> bool:
