@@ -101,7 +101,7 @@ def standing(source: Any, view: str, at: int) -> Any:
 
 
 def may_be_left_open(tensor: torch.Tensor) -> bool:
-    """Say whether extents of `tensor` may have symbols: it has fakes, and its strides follow from its shape."""
+    """Say whether extents of `tensor` may have symbols: it has fakes, its strides follow from its shape."""
     has_fakes = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
     return has_fakes and lies_in_rows(tensor)
 
