@@ -77,8 +77,9 @@ class Attention:
 
     @property
     def width(self) -> int:
-        """Elements of a head as matrix cores multiply it: made up to whole fragments by zeros."""
-        return -(-self.size // STEP_ELEMENTS) * STEP_ELEMENTS
+        """Elements of a head as matrix cores multiply it: made up by zeros to whole fragments and words."""
+        whole = 2 * STEP_ELEMENTS // self.stored_bytes
+        return -(-self.size // whole) * whole
 
     @property
     def stored_bytes(self) -> int:

@@ -40,6 +40,13 @@ CASES = {
     "e4m3": (form(8, 2, 64, stored="fp8_e4m3"), Plan(8, 2, 2, 2), (1, 1, 77)),
     "e4m3, bfloat16": (form(8, 2, 128, "bfloat16", "fp8_e4m3"), Plan(8, 2, 2), (1, 1, 77)),
     "e5m2": (form(8, 2, 128, stored="fp8_e5m2"), Plan(8, 2), (1, 1, 77)),
+    "e4m3, heads of 16": (form(4, 4, 16, "bfloat16", "fp8_e4m3"), Plan(8, 2), (1, 2, 45)),
+    "e5m2, heads of 48": (form(4, 2, 48, stored="fp8_e5m2"), Plan(8, 2, 2, 2), (2, 1, 77)),
+    "int8, heads of 80, positions": (
+        form(8, 2, 80, stored="int8", position="int64"), Plan(8, 2, 2), (1, 1, 77)
+    ),
+    "int8, heads of 112, mask": (form(4, 2, 112, stored="int8", mask="bool"), Plan(16, 2), (1, 7, 45)),
+    "e4m3, heads of 240": (form(2, 1, 240, stored="fp8_e4m3"), Plan(8, 2), (1, 1, 33)),
     "one key": (form(8, 2, 64), Plan(8, 2, 2), (1, 1, 1)),
     "no keys": (form(8, 2, 64), Plan(8, 2, 2), (1, 1, 0)),
 }  # fmt: skip
@@ -93,7 +100,6 @@ def test_rows_that_see_nothing(mask: str, hides: float, strict: bool) -> None:
     [
         (form(2, 2, 20), "20"),
         (form(2, 2, 24, stored="int8"), "24"),
-        (form(2, 2, 16, stored="int8"), "whole loads"),
     ],
 )
 def test_heads_that_do_not_divide_are_refused(problem: Attention, match: str) -> None:
