@@ -9,6 +9,7 @@ from ladder.frontend.importer import Importer, Row
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Node
+from ladder.ir.shapes import broadcast_shapes
 
 NUMBERS = ("int64", "int32")
 """Types of numbers; what is of truth values, or of bytes, is a mask."""
@@ -22,16 +23,49 @@ def _embedded(im: Importer, out: str, table: str, ids: str, *_: Any) -> Any:
 
 
 def _indexed(im: Importer, out: str, x: str, indices: Sequence[Any]) -> Any:
-    """Only numbers along one axis, or all in order; else a library call. Negative ones count from the end."""
+    """Of truth values a library call. Negative numbers count from the end."""
     places = [axis for axis, numbers in enumerate(indices) if numbers is not None]
     if len(places) != 1:
-        return _spread_out(im, x, indices) if 1 < len(places) == len(indices) else None
+        spread = _spread_out(im, x, indices) if 1 < len(places) == len(indices) else None
+        return spread or _of_places(im, x, [indices[axis] for axis in places], places)
     (axis,) = places
     if _gathers(im, x, indices[axis]):
         return im.g.add("gather", x, indices[axis], axis=axis, from_end=True)
     if axis or len(im.shape(x)) != 2 or not _counts_up(im, indices[0]):
         return None
     return im.g.add("take", x, indices[0])
+
+
+def _of_places(im: Importer, x: str, ids: Sequence[str], places: Sequence[int]) -> str | None:
+    """Return elements by numbers along several axes, which count as one; the first, if they lie apart."""
+    shape = im.shape(x)
+    known = all(isinstance(extent, int) for value in (x, *ids) for extent in im.shape(value))
+    if not known or not all(_gathers(im, x, value) for value in ids):
+        return None
+    first = places[0] if [*places] == [*range(places[0], places[-1] + 1)] else 0
+    others = [axis for axis in range(len(shape)) if axis not in places]
+    front, behind = others[:first], others[first:]
+    extents = [int(shape[axis]) for axis in places]
+    joined = [*(shape[axis] for axis in front), product(extents), *(shape[axis] for axis in behind)]
+    x = im.reshape(im.permute(x, [*front, *places, *behind]), joined)
+    common = broadcast_shapes([im.shape(value) for value in ids])
+    wide = [im.expand(im.cast(value, "int64"), common) for value in ids]
+    return im.g.add("gather", x, joined_numbers(im, wide, extents), axis=first)
+
+
+def joined_numbers(im: Importer, ids: Sequence[str], extents: Sequence[int]) -> str:
+    """Return the numbers of elements of axes that count as one; -1 where one of the numbers is of none."""
+    total, within = im.number(0, "int64"), None
+    for value, extent in zip(ids, extents, strict=True):
+        size, zero = im.number(extent, "int64"), im.number(0, "int64")
+        place = im.g.add("select", im.g.add("less", value, zero), im.g.add("add", value, size), value)
+        not_below = im.g.add("less_equal", zero, place)
+        fits = im.g.add("minimum", *(im.cast(c, "int32") for c in (not_below, im.g.add("less", place, size))))
+        within = fits if within is None else im.g.add("minimum", within, fits)
+        total = im.g.add("add", im.g.add("mul", total, size), place)
+    assert within is not None  # there are numbers
+    none = im.g.add("equal", within, im.number(0, "int32"))
+    return im.g.add("select", none, im.number(-1, "int64"), total)
 
 
 def _spread_out(im: Importer, x: str, indices: Sequence[str]) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from ladder.frontend.aten_gathers import NUMBERS
+from ladder.frontend.aten_gathers import NUMBERS, joined_numbers
 from ladder.frontend.importer import Importer, Row
 from ladder.ir import shapes
 from ladder.ir.extents import product
@@ -64,24 +66,9 @@ def _sums_put(im: Importer, x: str, ids: Sequence[str], places: Sequence[int], r
     whole = im.reshape(x, (*shape[:first], product(extents), *shape[last + 1 :]))
     wide = [im.reshape(im.expand(value, common), (count,)) for value in ids]
     if len(wide) > 1:
-        wide = [_joined_numbers(im, [im.cast(value, "int64") for value in wide], extents)]
+        wide = [joined_numbers(im, [im.cast(value, "int64") for value in wide], extents)]
     found = im.g.add("put", whole, wide[0], rows, axis=first, from_end=len(ids) == 1, combine="add")
     return im.reshape(found, shape)
-
-
-def _joined_numbers(im: Importer, ids: Sequence[str], extents: Sequence[int]) -> str:
-    """Return the numbers of elements of axes that count as one; -1 where one of the numbers is of none."""
-    total, within = im.number(0, "int64"), None
-    for value, extent in zip(ids, extents, strict=True):
-        size, zero = im.number(extent, "int64"), im.number(0, "int64")
-        place = im.g.add("select", im.g.add("less", value, zero), im.g.add("add", value, size), value)
-        not_below = im.g.add("less_equal", zero, place)
-        fits = im.g.add("minimum", *(im.cast(c, "int32") for c in (not_below, im.g.add("less", place, size))))
-        within = fits if within is None else im.g.add("minimum", within, fits)
-        total = im.g.add("add", im.g.add("mul", total, size), place)
-    assert within is not None  # there are numbers
-    none = im.g.add("equal", within, im.number(0, "int32"))
-    return im.g.add("select", none, im.number(-1, "int64"), total)
 
 
 def _rows_added(im: Importer, out: str, x: str, axis: int, ids: str, rows: str, *, alpha: float = 1) -> Any:
@@ -95,20 +82,70 @@ def _elements_combined(
     im: Importer, out: str, x: str, axis: int, ids: str, rows: str, kind: str = "sum", *,
     include_self: bool = True,
 ) -> Any:  # fmt: skip
-    """Combine an element of each row with the one of its number; numbers alike for whole rows move these."""
-    if kind not in REDUCED or not include_self or not _combines(im, x, [ids]):
-        return None
-    shape, axis = im.shape(x), axis % len(im.shape(x))
-    if len(im.shape(ids)) != len(shape):
+    """Combine an element of each row with the one of its number; numbers alike for whole rows move these.
+
+    Without what is there (``include_self``), elements of numbers that come are combined from the start.
+    """
+    shape, axis = im.shape(x), axis % max(1, len(im.shape(x)))
+    mean = kind == "mean" and out in ("float32", "float64")
+    if not (kind in REDUCED or mean) or not _by_element(im, x, axis, ids) or not _combines(im, x, [ids]):
         return None
     for at, extent in enumerate(im.shape(ids)):
         rows = rows if im.shape(rows)[at] == extent else im.take_axis(rows, at, 0, extent)
-        if at != axis and extent != shape[at]:
-            return None
+    combine = "add" if mean else REDUCED[kind]
+    base = x if include_self else im.expand(im.number(_neutral(combine, out), out), shape)
+    found = _element_put(im, base, axis, ids, rows, combine)
+    if mean:
+        ones = im.expand(im.number(1, out), im.shape(ids))
+        start = im.expand(im.number(int(include_self), out), shape)
+        count = _element_put(im, start, axis, ids, ones, "add")
+        found = im.g.add("div", found, im.g.add("maximum", count, im.number(1, out)))
+    return found if include_self else im.g.add("select", _comes(im, shape, axis, ids), found, x)
+
+
+def _element_put(im: Importer, base: str, axis: int, ids: str, rows: str, combine: str) -> str:
+    """Return a base whose elements are combined with those of their numbers along an axis."""
     vector = _numbers_of_rows(im, ids, axis)
     if vector is None:
-        return im.g.add("put", x, ids, rows, axis=axis, along=True, combine=REDUCED[kind])
-    return im.g.add("put", x, vector, rows, axis=axis, combine=REDUCED[kind])
+        return im.g.add("put", base, ids, rows, axis=axis, along=True, combine=combine)
+    return im.g.add("put", base, vector, rows, axis=axis, combine=combine)
+
+
+def _neutral(combine: str, ttype: str) -> float:
+    """Return what gives anything that it is combined with."""
+    if combine == "add":
+        return 0
+    least, most = (-math.inf, math.inf) if "float" in ttype else (np.iinfo(ttype).min, np.iinfo(ttype).max)
+    return least if combine == "max" else most
+
+
+def _by_element(im: Importer, x: str, axis: int, ids: str) -> bool:
+    """Tell whether each row along an axis has numbers of its own."""
+    shape, own = im.shape(x), im.shape(ids)
+    alike = (*own[:axis], *own[axis + 1 :]) == (*shape[:axis], *shape[axis + 1 :])
+    return bool(shape) and len(own) == len(shape) and alike
+
+
+def _comes(im: Importer, shape: Sequence[Any], axis: int, ids: str) -> str:
+    """Return whether elements have a number: they are marked in 32 bits, in whatever order."""
+    none, one = (im.number(value, "int32") for value in (0, 1))
+    if vector := _numbers_of_rows(im, ids, axis):
+        marks, ones = (im.expand(n, s) for n, s in ((none, (shape[axis],)), (one, im.shape(vector))))
+        marks = im.g.add("put", marks, vector, ones, axis=0, combine="max")
+        marks = im.reshape(marks, [extent if at == axis else 1 for at, extent in enumerate(shape)])
+    else:
+        marks, ones = im.expand(none, shape), im.expand(one, im.shape(ids))
+        marks = im.g.add("put", marks, ids, ones, axis=axis, along=True, combine="max")
+    return im.g.add("equal", marks, one)
+
+
+def _number_put(im: Importer, out: str, x: str, axis: int, ids: str, value: Any) -> Any:
+    """Write a number by number: on GPUs elements that have one are marked, and chosen by what reads them."""
+    shape, axis = im.shape(x), axis % max(1, len(im.shape(x)))
+    known = all(isinstance(e, int) and e for e in (*shape, *im.shape(ids)))
+    if im.on_cpu or not known or im.ttype(ids) not in NUMBERS or not _by_element(im, x, axis, ids):
+        return None
+    return im.g.add("select", _comes(im, shape, axis, ids), im.number(value, out), x)
 
 
 def _numbers_of_rows(im: Importer, ids: str, axis: int) -> str | None:
@@ -129,6 +166,7 @@ SCATTERS: dict[str, Row] = {
     "index_put.default": rows_put,
     "index_copy.default": rows_copied,
     "index_add.default": _rows_added,
+    "scatter.value": _number_put,
     "scatter_add.default": _elements_combined,
     "scatter_reduce.two": _elements_combined,
 }

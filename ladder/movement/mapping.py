@@ -114,6 +114,9 @@ LARGE_WINDOW = 1024
 BUSY_ROWS = 132 * 512
 """Rows that keep a GPU busy with one thread each."""
 
+SHARED_BLOCK = 128
+"""Threads of a block of several rows that are read again for each use."""
+
 MOST_ROW_THREADS = 1024
 """Most threads that share a row."""
 
@@ -153,7 +156,7 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
         count = product(graph.tile(graph.outputs[0]).shape[:rows])
         return [] if tiles else _held(int(scans[0]), count, row_width(graph, rows))
     extents = reduced_extents(graph)
-    numbers = all(len(graph.tile(value).shape) == rows for value in graph.outputs)
+    numbers = all(product(graph.tile(value).shape[rows:]) == 1 for value in graph.outputs)
     each = reduced_elements(graph, graph.outputs)
     count = product(graph.tile(graph.outputs[0]).shape[:rows])
     across = [] if tiles or not numbers else _across(graph)
@@ -167,7 +170,7 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
     if few and (columns is None or whole_rows(graph) is not None):
         return [] if tiles else [*VECTORS]
     if columns is None:
-        return [] if tiles else [*across, Mapping(_streaming_lanes(graph, rows, wave))]
+        return [] if tiles else [*across, *_streaming(_streaming_lanes(graph, rows, wave), wave)]
     width = row_width(graph, rows)
     return (_row_tiles if tiles else _held)(columns, count, width)
 
@@ -391,6 +394,12 @@ def _preference(mapping: Mapping, count: Extent, width: int) -> float:
     threads = rows * mapping.lanes
     idle = max(0.0, 3 - threads / (132 * 256))
     return abs(mapping.num * width - 16) / 16 + idle
+
+
+def _streaming(lanes: int, wave: int) -> list[Mapping]:
+    """Return rows that are read again for each use: short ones several to a block, a part of a warp each."""
+    shared = [count for count in (lanes // 4, lanes // 2, lanes) if lanes <= 2 * wave and count <= wave]
+    return [Mapping(lanes), *(Mapping(count, 0, SHARED_BLOCK // count) for count in shared)]
 
 
 def _streaming_lanes(graph: Graph, rows: int, wave: int) -> int:

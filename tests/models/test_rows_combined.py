@@ -192,6 +192,30 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], int]] = {
             torch.full((9, 8), -9.0).scatter_reduce(0, s[:9, None].expand(9, 8), x, "amax"),
         ), 3,
     ),
+    "equal rows twice": (
+        lambda x, s, t: (zeros(9, 8).index_add(0, s[:9], x * 2), zeros(20, 8).index_add(0, t[:9], x * 2)), 2,
+    ),
+    "without self": (
+        lambda x, s, t: tuple(
+            (x - 7).scatter_reduce(0, t[:, None].expand(20, 8), x[s], kind, include_self=False)
+            for kind in ("amax", "amin", "sum", "mean")
+        ), 8,
+    ),
+    "means of elements": (
+        lambda x, s, t: zeros(9, 9).scatter_reduce(1, t[:9, None].expand(9, 3), x[:, :3], "mean"), 4,
+    ),
+    "integers without self": (
+        lambda x, s, t: tuple(
+            x.long().scatter_reduce(1, s[:18].view(9, 2) % 8, 3 * x.long(), kind, include_self=False)
+            for kind in ("amax", "amin", "sum")
+        ), 5,
+    ),
+    "marked": (lambda x, s, t: x.masked_fill(torch.zeros_like(x, dtype=torch.bool).scatter(
+        1, s[:18].view(9, 2) % 8, True), -1e9), 4),
+    "a number": (lambda x, s, t: x.scatter(0, s[:3, None].expand(3, 8), -0.5) * 2, 3),
+    "of two axes": (lambda x, s, t: x.view(9, 2, 4)[:, s % 2, t % 4 - 4] + 1, 1),
+    "of axes apart": (lambda x, s, t: x.view(9, 2, 4)[s[:, None], :, t % 4], 1),
+    "of all axes": (lambda x, s, t: -x[torch.arange(9), t[:9] - 1].mean(), 2),
     "counts": (lambda x, s, t: torch.zeros(9, dtype=torch.int64).scatter_add(0, t, torch.ones_like(t)), 2),
 }  # fmt: skip
 """Program -> most kernels."""

@@ -98,3 +98,31 @@ def test_rows_of_whole_accesses_are_of_lanes() -> None:
     for dtype, lanes in ((torch.float32, 2), (torch.float16, 1)):
         graph = graph_of(lambda x: torch.softmax(x, -1), torch.empty(40000, 8, dtype=dtype))
         assert ranked(graph, machine_of(HOPPER))[0].mapping.lanes == lanes
+
+
+ROWS: dict[str, tuple[Callable[..., Any], tuple[int, ...], int, int]] = {
+    "numbers of windows": (lambda x: x.unfold(1, 21, 1).std(-1), (1024, 2520), 1, 1),
+    "normed windows": (
+        lambda x: (y := x.unfold(-1, 24, 8) - x[..., :1, None]) - y.mean(-1, keepdim=True),
+        (64, 8, 512),
+        8,
+        16,
+    ),
+    "the largest of a part": (lambda x: torch.softmax(x, -1)[:, :-1].amax(-1), (14400, 91), 16, 8),
+}  # fmt: skip
+"""Program of rows of some elements -> what it takes, lanes that share a row and rows of a block."""
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_are_read_again_share_a_block(name: str) -> None:
+    """One row to a block leaves most of its lanes without an element."""
+    program, shape, lanes, teams = ROWS[name]
+    mapping = ranked(graph_of(program, torch.empty(shape)), machine_of(HOPPER))[0].mapping
+    assert (mapping.lanes, mapping.teams) == (lanes, teams)
+    few = (3, *shape[1:-1], min(shape[-1], 99))
+    x = torch.randn(few, generator=torch.Generator().manual_seed(0))
+    x[0, 0], x[1, ..., 2], x[2, ..., 30 % few[-1]] = float("nan"), float("-inf"), float("inf")
+    graph = graph_of(program, x)
+    for target in ("cuda/sm_90a", "rocm/gfx942"):
+        (found,) = run_chain(graph, [x], target)
+        torch.testing.assert_close(found.reshape(program(x).shape), program(x), equal_nan=True)

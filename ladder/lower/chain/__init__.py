@@ -58,9 +58,13 @@ def emit_rows(
 
 
 def _decomposed(chain: Chain, whole: Collection[str] = ()) -> Chain:
+    """Return a chain of decomposed operators: equal results, as rows put into two bases, have other names."""
     from ladder.movement.decompose import decompose
 
-    return replace(chain, graph=decompose(chain.graph, whole))
+    graph = decompose(chain.graph, whole)
+    named = zip(chain.graph.outputs, graph.outputs, strict=True)
+    scatters = {new: chain.scatters[old] for old, new in named if old in chain.scatters}
+    return replace(chain, graph=graph, scatters=scatters)
 
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:

@@ -41,12 +41,14 @@ def nothing(t: Translator, call: CallView) -> Step:
 
 def collect(t: Translator, operands: tuple[Any, ...], dtype: Any) -> Callable[[Cohort], Array]:
     """Return a closure for registers ``[warps, 32, count]`` of a type's bits."""
-    reads = [t.read(operand) for operand in operands]
+    reads = [(t.read(operand), NUMPY[str(operand.ty.dtype)]) for operand in operands]
 
     def value(c: Cohort) -> Array:
         parts = []
-        for read in reads:
+        for read, kind in reads:
             found = read(c)
+            if not is_array(found) and kind.kind == "f":  # a number: no thread's own
+                found = np.asarray(found, kind)
             if is_array(found) and found.dtype != dtype:
                 found = found.view(dtype) if found.dtype.itemsize == dtype.itemsize else found.astype(dtype)
             parts.append(spread(found, c.count, dtype))
