@@ -1,4 +1,4 @@
-"""Where programs are defined: whether the second is wherever the first is finite.
+"""Where programs are defined: whether the second is wherever all values of the first are finite.
 
 A program divides by what is not 0, takes roots of what is not negative, and logarithms of what is positive,
 at all inputs for which all its values are finite. These are the *facts* that the first program gives; the
@@ -331,7 +331,7 @@ def require_defined(
     delta: Fraction,
     known: Known = MappingProxyType({}),
 ) -> Fraction:
-    """Check that the second program is defined wherever the first is finite.
+    """Check that the second program is defined wherever all values of the first are finite.
 
     draw: Draws inputs and fields.
     sizes: Of all values of both programs.

@@ -64,7 +64,7 @@ Entropy = tuple[int, ...]
 def verify_equal(
     first: Graph, second: Graph, *, delta: float | Fraction = DELTA, seed: int | None = None
 ) -> Certificate:
-    """Decide whether a program computes the same function as another, wherever that one is finite.
+    """Decide whether a program computes what another does, wherever all values of that one are finite.
 
     first, second: The original and what may replace it, with numeric extents. Inputs and outputs correspond
         in order: a permutation is a difference.
