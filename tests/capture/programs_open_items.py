@@ -233,6 +233,13 @@ def grown_while_looped_over(x: Tensor, number: int) -> tuple[Any, ...]:
     return x * number, met
 
 
+def extended_behind_a_break(x: Tensor, number: int) -> tuple[Any, ...]:
+    """What a display held before a break is no constant of what follows."""
+    first = (number, *(len(str(id(object()))[:2]), x * 2))
+    second = (number, *(x.numel(),), *(len(str(id(object()))[:2]), x + 1))
+    return first, second, [number, *(len(str(id(object()))[:2]),)]
+
+
 def exchanged_while_looped_over(x: Tensor, number: int) -> tuple[Any, ...]:
     known, met = {"a": number, "b": 1, "c": 2}, []
     for key in known:
@@ -272,5 +279,5 @@ OPEN: list[Callable[..., Any]] = [
 FIXED: list[Callable[..., Any]] = [
     *(given_to_natives, broken_in_a_loop, grown_dictionary, failing_beside_open),
     *(grown_while_looped_over, exchanged_while_looped_over, emptied_while_looped_over),
-    generators_among_open_numbers,
+    *(generators_among_open_numbers, extended_behind_a_break),
 ]

@@ -88,7 +88,7 @@ def _extend(vm: Interpreter, f: Frame, i: Instruction) -> None:
 
 def _extend_by(vm: Interpreter, f: Frame, i: Instruction, value: Any, target: Any) -> None:
     if type(target) is list and is_a(value, tuple) and _becomes_tuple(f, i.arg - 1):
-        target = f.stack[-i.arg] = Growing(target)
+        target = f.stack[-i.arg] = Growing([*_items_of(vm, target)])
     if type(target) is Growing:
         _extend_growing(vm, f, i, value)
         return
@@ -144,8 +144,12 @@ def _check_keywords(vm: Interpreter, callee: Any, given: dict[str, Any], before:
 
 
 def _as_tuple(vm: Interpreter, value: Any) -> tuple[Any, ...]:
-    items = vm.heap.items(value) if vm.recording else value
-    return tuple(value.items if type(value) is Growing else items)
+    return tuple(value.items if type(value) is Growing else _items_of(vm, value))
+
+
+def _items_of(vm: Interpreter, value: list[Any]) -> Any:
+    """Return the items of a list; those that a segment began with are guarded."""
+    return vm.heap.items(value) if vm.recording else value
 
 
 def _becomes_tuple(f: Frame, above: int) -> bool:

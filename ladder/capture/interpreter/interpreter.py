@@ -149,7 +149,8 @@ class Interpreter:
             return value.value
         if type(value) is Text:
             return value if self.recording else str(value)
-        return self._plain_parts(value) if self.heap.uses_dynamic or self.used_dynamic else value
+        dynamic = self.heap.uses_dynamic or self.used_dynamic or type(value) is Growing
+        return self._plain_parts(value) if dynamic else value
 
     def _plain_parts(self, value: Any) -> Any:
         if type(value) is DynamicSize:
