@@ -124,7 +124,8 @@ def _is_light(graph: Graph, part: Subgraph, passed: Collection[str] = ()) -> boo
 
 def _computing(graph: Graph, part: Subgraph, user: Subgraph, kind: str) -> Subgraph | None:
     """Return a chain with what it reads of another one; None if it would read more, or be no such chain."""
-    if user.kind != "chain" or {node.operator for node in user.graph.nodes} & {*MOVING}:
+    moving = {node.operator for node in user.graph.nodes} & {*MOVING}
+    if user.kind != "chain" or moving - {"transpose"}:
         return None
     members = {node.name for one in (part, user) for node in one.graph.nodes if node.operator != "input"}
     whole = needed(extract(graph, members, user.outputs), user.outputs)
