@@ -19,7 +19,7 @@ from ladder.partition.native_parts import elements_part, fourier_part, recurrent
 from ladder.partition.products import Products
 from ladder.partition.recomputed import with_recomputed, without_stored
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes, separate_loops
-from ladder.partition.scatter import in_place, rows_put, with_scatters, without_puts, written
+from ladder.partition.scatter import in_place, numbered, rows_put, with_scatters, without_puts, written
 from ladder.partition.strided_rows import strided_rows
 from ladder.partition.subgraphs import OURS, Subgraph, engine, extract, outside_inputs, part_of
 from ladder.partition.views import inlined_chain, is_free, is_inlined, view_chain
@@ -91,8 +91,9 @@ def with_readers(graph: Graph, parts: Sequence[Subgraph]) -> list[Subgraph]:
         (reader,) = users.values() if len(users) == 1 else (None,)
         if reader is None or not (_is_plain(now) and _is_plain(reader)):
             continue
-        if "put" in now.operators or set(now.outputs) & set(written(reader).values()):
-            continue  # rows are put into what is complete, and read once all are there
+        stored = {*written(reader).values(), *(numbers for numbers, *_ in numbered(reader))}
+        if "put" in now.operators or stored.intersection(now.outputs):
+            continue  # rows are put into what is complete, by numbers in memory, and read once all are there
         target = merged.get(id(reader), reader)
         if (
             _elements(graph, target) > _elements(graph, now)

@@ -274,3 +274,20 @@ def test_sums_of_floats_are_torchs_where_their_order_counts() -> None:
         torch.use_deterministic_algorithms(False)
     assert any(part.kind == "library" for part in parts)
     assert all(part.kind == "chain" for part in counts)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_bytes_as_numbers_are_stored_before_they_are_read() -> None:
+    """A kernel that converts them, too, has them nowhere in memory."""
+    places = torch.randint(0, 16, (24, 30), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+
+    def counted(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(24, 16, dtype=torch.int32).scatter_add(1, x.long(), torch.ones_like(x).int())
+
+    def binned(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(16, dtype=torch.int64).scatter_add(0, x.flatten().long(), x.flatten().long())
+
+    for program in (counted, binned):
+        graph, parts, given = planned(program, places, torch.arange(3), torch.arange(3))
+        (found,) = run(graph, parts, given)
+        assert torch.equal(found.to(program(places).dtype), program(places))

@@ -58,13 +58,14 @@ def emit_rows(
 
 
 def _decomposed(chain: Chain, whole: Collection[str] = ()) -> Chain:
-    """Return a chain of decomposed operators: equal results, as rows put into two bases, have other names."""
+    """Return a chain of decomposed operators: results that are equal then have other names."""
     from ladder.movement.decompose import decompose
 
     graph = decompose(chain.graph, whole)
-    named = zip(chain.graph.outputs, graph.outputs, strict=True)
+    named = [*zip(chain.graph.outputs, graph.outputs, strict=True)]
     scatters = {new: chain.scatters[old] for old, new in named if old in chain.scatters}
-    return replace(chain, graph=graph, scatters=scatters)
+    orders = {new: chain.orders[old] for old, new in named if old in chain.orders}
+    return replace(chain, graph=graph, scatters=scatters, orders=orders)
 
 
 def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
