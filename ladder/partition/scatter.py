@@ -128,7 +128,8 @@ def with_scatters(
         if extended is not None and at is not None:
             parts[at] = extended
         else:
-            parts.append(_part(graph, {*views, node.name}, (node.name,), "rows are written in place"))
+            own = set() if node.inputs[1] in views else {*views}  # where rows go is read from memory
+            parts.append(_part(graph, {*own, node.name}, (node.name,), "rows are written in place"))
     return parts
 
 
