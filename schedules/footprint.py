@@ -184,9 +184,14 @@ def turn_slabs(gemm: Gemm, schedule: GpuSchedule) -> int:
     return max(4 if drains else 2, schedule.tile_k // slab)
 
 
+def turn_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
+    """Return the K of a turn of wgmma's loop."""
+    return turn_slabs(gemm, schedule) * SWIZZLE_ROW // operand_bytes(gemm)
+
+
 def slice_columns(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the K of each slice of wgmma's ``split_k`` but the last: whole turns of its loop."""
-    turn = turn_slabs(gemm, schedule) * SWIZZLE_ROW // operand_bytes(gemm)
+    turn = turn_columns(gemm, schedule)
     return -(-padded(gemm.k) // (turn * schedule.split_k)) * turn
 
 

@@ -28,13 +28,11 @@ from schedules.footprint import (
     FP8_INTERVAL,
     PROMOTED_COLUMNS,
     SLICED,
-    SWIZZLE_ROW,
     WARPGROUPS,
     carries,
-    operand_bytes,
     promotes_rarely,
     slice_columns,
-    turn_slabs,
+    turn_columns,
 )
 from schedules.gemv_buffers import buffer_chunks, gemv_blocks, gemv_run
 from schedules.group_values import shared_value_bytes
@@ -95,7 +93,7 @@ def _widened(gemm: Gemm, schedule: GpuSchedule) -> Order:
     narrow = schedule.tile_m <= PROMOTED_COLUMNS and not carries(gemm, schedule)
     if not (alone and narrow and promotes_rarely(gemm)):
         return schedule.tile_m, schedule.tile_n, schedule.tile_k
-    turn = turn_slabs(gemm, schedule) * SWIZZLE_ROW // operand_bytes(gemm)
+    turn = turn_columns(gemm, schedule)
     return (FP8_INTERVAL // turn * turn,)
 
 

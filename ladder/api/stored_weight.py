@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ladder.api.weight_state import DESCRIPTION, state_of
 from ladder.runtime.registered import READ_ONLY, ReadOnly, define
+from ladder.runtime.words import version_of
 from tile_types import QuantizedTensor
 from tile_types.arrays import as_torch
 from tile_types.errors import LadderError
@@ -192,16 +193,11 @@ def _read(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     held = [each for each in tree_leaves((args, kwargs)) if isinstance(each, DECODED)]
     with torch._C.DisableTorchFunctionSubclass():
         values = [each.values() if isinstance(each, StoredWeight) else each for each in held]
-        versions = list(map(_version, values))
+        versions = list(map(version_of, values))
         found = func(*given, **named)
-        if versions != list(map(_version, values)):
+        if versions != list(map(version_of, values)):
             raise LadderError(f"{getattr(func, '__name__', func)} {REFUSED}")
         return tree_map_only(torch.Tensor, lambda each: _view(each, values), found)
-
-
-def _version(values: torch.Tensor) -> int:
-    """Return how often a tensor was written, as far as torch counts it."""
-    return 0 if values.is_inference() else values._version
 
 
 def _view(found: torch.Tensor, values: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -223,6 +223,11 @@ def _bind_value(kind: str, value: Any, sizes: Mapping[str, Extent]) -> Any:
     return value
 
 
+def is_by_element(node: Node) -> bool:
+    """Tell whether a node computes each element of those at its place, conversions included."""
+    return get_operator(node.operator).elementwise or node.operator == "convert"
+
+
 def draws(node: Node) -> bool:
     """Tell whether a node draws random numbers: such nodes run once each, in their order."""
     return ("draws", True) in node.attributes

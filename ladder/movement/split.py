@@ -15,11 +15,10 @@ from math import ceil, inf, prod
 
 import numpy as np
 
-from ladder.ir.build import GraphBuilder, draws, node_attributes, transformed
+from ladder.ir.build import GraphBuilder, draws, is_by_element, node_attributes, transformed
 from ladder.ir.extents import Shape, product
 from ladder.ir.gemm_graph import as_type
 from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import HELD, MOST_ROW_THREADS
 from ladder.movement.model import Machine, predicted
@@ -106,7 +105,7 @@ def _again(builder: GraphBuilder, value: str, made: dict[str, str]) -> str:
     """
     node, shape = builder.node(value), builder.tile(value).shape
     shown = node.operator in ("reshape", "slice")
-    if not shown and (not _by_element(node) or draws(node)):
+    if not shown and (not is_by_element(node) or draws(node)):
         return value
     if value not in made:
         inputs = [
@@ -122,20 +121,16 @@ def _work(graph: Graph, value: str, known: set[str]) -> int:
     known: Values that count already.
     """
     node = graph.producer(value)
-    if value in known or not (_by_element(node) or node.operator in ("reshape", "slice")):
+    if value in known or not (is_by_element(node) or node.operator in ("reshape", "slice")):
         return 0
     known.add(value)
     return WORK.get(node.operator, 1) + sum(_work(graph, operand, known) for operand in node.inputs)
 
 
-def _by_element(node: Node) -> bool:
-    return get_operator(node.operator).elementwise or node.operator == "convert"
-
-
 def _is_shared(graph: Graph, value: str, users: Mapping[str, list[Node | None]]) -> bool:
     """Tell whether others read a value too, or what it is computed of element by element."""
     node = graph.producer(value)
-    computed = _by_element(node) or node.operator in ("reshape", "slice")
+    computed = is_by_element(node) or node.operator in ("reshape", "slice")
     return computed and (len(users[value]) > 1 or any(_is_shared(graph, v, users) for v in node.inputs))
 
 
@@ -328,7 +323,7 @@ def _read_bits(graph: Graph, value: str) -> int:
         if below.name in seen or product(below.tile.shape) != count:
             continue
         seen.add(below.name)
-        passed = _by_element(below) or below.operator == "reshape"
+        passed = is_by_element(below) or below.operator == "reshape"
         ahead += below.inputs if passed else ()
         bits += 0 if passed else below.tile.ttype.elem_bits
     return bits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from ladder.ir.build import is_by_element
 from ladder.ir.convolution import joins_groups
 from ladder.ir.extents import Shape, product
 from ladder.ir.gemm import Gemm
@@ -230,12 +231,12 @@ class Products:
         """Tell whether a node may be part of a convolution's epilogue."""
         if node.operator == "reshape":  # on CPUs what multiplies groups adds nothing
             return self.device is not None and self.device.is_gpu and joins_groups(self.graph, node)
-        elementwise = get_operator(node.operator).elementwise or node.operator == "convert"
+        elementwise = is_by_element(node)
         return elementwise and not is_exact(node)
 
     def may_follow(self, node: Node) -> bool:
         """Tell whether a node is computed element by element, and by no product yet."""
-        elementwise = get_operator(node.operator).elementwise or node.operator == "convert"
+        elementwise = is_by_element(node)
         return elementwise and not is_exact(node) and node.name not in self.taken
 
     def plain(self, node: Node) -> Subgraph:

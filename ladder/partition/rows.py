@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from ladder.ir.build import node_attributes
+from ladder.ir.build import is_by_element, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.indexing import parse_indexing
@@ -266,7 +266,7 @@ def _scans_along(graph: Graph, results: Sequence[Shape], shape: Shape, axis: int
             return False
         if not made.intersection(node.inputs) and not scans:
             continue
-        computes = get_operator(node.operator).elementwise or node.operator == "convert"
+        computes = is_by_element(node)
         if not (reduces or scans or computes) or node.tile.shape not in (shape, *numbers):
             return False
         made.add(node.name)

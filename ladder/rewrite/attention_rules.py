@@ -15,7 +15,7 @@ from ladder.ir.attention import (
     open_extents,
 )
 from ladder.ir.attention_row import EXTRAS, named_operands
-from ladder.ir.build import node_attributes
+from ladder.ir.build import is_by_element, node_attributes
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 from ladder.rewrite.rules import Match, Rule, Rules, pattern
@@ -210,7 +210,7 @@ def _behind(match: Match, value: str) -> str | None:
     elif node.operator == "concat":
         if given["axis"] % 4 != 3:
             return None
-    elif not (get_operator(node.operator).elementwise or node.operator == "convert") or not node.inputs:
+    elif not is_by_element(node) or not node.inputs:
         return None
     operands = []
     for operand in node.inputs:

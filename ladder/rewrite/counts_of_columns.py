@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ladder.ir.build import GraphBuilder, draws, node_attributes, transformed
+from ladder.ir.build import GraphBuilder, draws, is_by_element, node_attributes, transformed
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -118,8 +118,7 @@ def _computed(
 
 
 def _by_element(node: Node) -> bool:
-    computed = get_operator(node.operator).elementwise or node.operator == "convert"
-    return computed and not draws(node)
+    return is_by_element(node) and not draws(node)
 
 
 def _is_made_of(graph: Graph, value: str, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.ir.build import GraphBuilder, node_attributes
+from ladder.ir.build import GraphBuilder, is_by_element, node_attributes
 from ladder.ir.constant import WHOLE
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Node
@@ -195,7 +195,7 @@ def _is_of_rows(value: str, builder: GraphBuilder) -> bool:
     found = [value]
     for one in found:
         node = builder.node(one)
-        if not (get_operator(node.operator).elementwise or node.operator == "convert"):
+        if not is_by_element(node):
             continue
         for operand in node.inputs:
             shape = builder.tile(operand).shape

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ladder.ir.build import GraphBuilder, draws, node_attributes
+from ladder.ir.build import GraphBuilder, draws, is_by_element, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -60,7 +60,7 @@ def _elements_of(builder: GraphBuilder, node: Node, keys: Mapping[str, Any]) -> 
     count = product(node.tile.shape)
     if node.operator == "reshape" or node.operator == "constant":
         return keys[node.inputs[0]] if node.inputs else (node.operator, node.attributes, node.tile.ttype)
-    computed = get_operator(node.operator).elementwise or node.operator == "convert"
+    computed = is_by_element(node)
     if not computed or any(product(shape) not in (count, 1) for shape in shapes) or not _is_pure(node):
         return node.name
     return node.operator, node.attributes, node.tile.ttype, count, *(keys[value] for value in node.inputs)

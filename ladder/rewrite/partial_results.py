@@ -10,10 +10,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from ladder.ir.build import GraphBuilder, node_attributes, transformed
+from ladder.ir.build import GraphBuilder, is_by_element, node_attributes, transformed
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
 
 LEAST_UNREAD = 2
 """Times as many elements as a slice has that must be computed for it, at least."""
@@ -35,7 +34,7 @@ def computed_in_part(graph: Graph) -> Graph:
 def _reads_little(graph: Graph, node: Node, readers: Counter[str]) -> bool:
     """Tell whether a slice leaves most of what is computed by element for it alone."""
     whole = graph.producer(node.inputs[0])
-    by_element = get_operator(whole.operator).elementwise or whole.operator == "convert"
+    by_element = is_by_element(whole)
     if not by_element or readers[whole.name] > 1:
         return False
     extents = (*node.tile.shape, *whole.tile.shape, *node_attributes(node)["begin"])

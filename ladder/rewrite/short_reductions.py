@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
-from ladder.ir.build import GraphBuilder, node_attributes, transformed
+from ladder.ir.build import GraphBuilder, is_by_element, node_attributes, transformed
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -182,7 +182,7 @@ def _position(builder: GraphBuilder, value: str, axis: int, at: int) -> str:
     place = len(shape) + axis
     if place < 0 or shape[place] == 1:
         return value
-    if get_operator(node.operator).elementwise or node.operator == "convert":
+    if is_by_element(node):
         operands = [_position(builder, operand, axis, at) for operand in node.inputs]
         attributes: dict[str, Any] = dict(node.attributes)
         return builder.add(node.operator, *operands, **attributes)

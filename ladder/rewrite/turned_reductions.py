@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ladder.ir.build import GraphBuilder, draws, node_attributes, transformed
+from ladder.ir.build import GraphBuilder, draws, is_by_element, node_attributes, transformed
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
 from ladder.ir.shapes import replaced
 from ladder.rewrite.short_reductions import COMBINING
 
@@ -72,8 +71,7 @@ def _order(graph: Graph, node: Node) -> Permutation | None:
 
 
 def _by_element(node: Node) -> bool:
-    computed = get_operator(node.operator).elementwise or node.operator == "convert"
-    return computed and bool(node.inputs) and not draws(node)
+    return is_by_element(node) and bool(node.inputs) and not draws(node)
 
 
 def _is_spread(shape: Shape) -> bool:

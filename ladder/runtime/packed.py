@@ -17,7 +17,7 @@ import numpy as np
 from ladder.ir.gemm import Gemm
 from ladder.runtime.fields import require
 from ladder.runtime.threads import torch_together
-from ladder.runtime.words import Words
+from ladder.runtime.words import Words, version_of
 from schedules.cpu_layout import cpu_layout
 from tile_types.arrays import arrays_of, from_portable, portable
 from tile_types.errors import ArtifactError, ConversionError, ShapeError, TypeValuesError, require_kind
@@ -171,7 +171,7 @@ class PackedWeight:
 
     def _written(self) -> list[int]:
         """Return how often each array was written, as far as torch counts it."""
-        return [0 if array.is_inference() else array._version for array in self.buffers]
+        return [*map(version_of, self.buffers)]
 
     @property
     def nbytes(self) -> int:

@@ -52,7 +52,7 @@ class Words:
             self._seen = found
 
     def _versions(self) -> list[int]:
-        return [*map(_version, self.arrays)]
+        return [*map(version_of, self.arrays)]
 
     @torch.inference_mode(False)
     def _sums(self) -> torch.Tensor:
@@ -90,14 +90,14 @@ class Watched:
             self._snapshot.confirm(arrays, lambda: self._are_right(arrays))
 
     def _are_right(self, arrays: list[torch.Tensor]) -> bool:
-        found = (*map(id, arrays), *map(_version, arrays))
+        found = (*map(id, arrays), *map(version_of, arrays))
         if found != self._seen:
             check(arrays)
             self._seen = found
         return True
 
 
-def _version(array: torch.Tensor) -> int:
+def version_of(array: torch.Tensor) -> int:
     """Return how often an array was written, as far as torch counts it."""
     return 0 if array.is_inference() else array._version
 

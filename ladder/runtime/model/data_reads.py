@@ -36,12 +36,16 @@ _WATCHED: WeakValueDictionary[int, Reads] = WeakValueDictionary()
 """Id of a parameter, or of what stands for it -> its reads, as long as anybody watches it."""
 
 
+def _reads_of(parameter: torch.Tensor) -> Reads:
+    return _WATCHED.get(id(parameter)) or Reads(parameter)
+
+
 class Detached:
     """A plain tensor that stands for a parameter: while this lives, their reads are the same."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter, self.tensor = parameter, parameter.detach()
-        self.reads = _WATCHED.get(id(parameter)) or Reads(parameter)
+        self.reads = _reads_of(parameter)
         _WATCHED[id(self.tensor)] = self.reads
 
     def is_of(self, parameter: torch.Tensor) -> bool:
@@ -58,11 +62,8 @@ class DataReads:
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         PARAMETER.data = COUNTED
         self._every = Reads.every
-        known = [
-            _WATCHED.get(id(each)) or (Reads(each) if isinstance(each, PARAMETER) else None)
-            for each in tensors
-        ]
-        self.watched = [each for each in known if each is not None]
+        known = [each for each in tensors if isinstance(each, PARAMETER) or id(each) in _WATCHED]
+        self.watched = [*map(_reads_of, known)]
         self.counts = [each.count for each in self.watched]
 
     def hold(self) -> bool:

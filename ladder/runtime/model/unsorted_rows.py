@@ -13,9 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from ladder.ir.build import node_attributes
+from ladder.ir.build import is_by_element, node_attributes
 from ladder.ir.graph import Graph, Node
-from ladder.ir.ops import get_operator
 from ladder.partition.subgraphs import engine, needed
 from ladder.runtime.model.grouped_calls import LAID_OUT, PRODUCT, SLOTTED
 from ladder.runtime.model.nodes import EVALUATED, graph_run
@@ -118,7 +117,7 @@ class _Reader:
         tiles = [self.graph.tile(value).shape for value in node.inputs]
         if shape[:1] != (self.rows,):
             return False
-        if get_operator(node.operator).elementwise or node.operator == "convert":
+        if is_by_element(node):
             others = (s for v, s in zip(node.inputs, tiles, strict=True) if v not in self.permuted)
             return all(len(s) < len(shape) or s[0] == 1 for s in others)
         if node.operator == "slice":

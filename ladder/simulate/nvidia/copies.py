@@ -23,7 +23,7 @@ from ladder.simulate.order import ASYNC_LANE, Actor
 from ladder.simulate.program import Step
 from ladder.simulate.translate import CallView, Translator, UnknownCallError
 from ladder.simulate.values import LANES, NUMPY, WITHIN, Array
-from schedules.im2col import IM2COL
+from schedules.im2col import CORNERS, IM2COL, MOST_STRIDE
 
 BULK_UNIT = 16
 TENSOR_ALIGNMENT = 128
@@ -215,10 +215,10 @@ def _encode_windows(t: Translator, call: CallView) -> Step:
     element = NUMPY[str(dtype.value)].itemsize
     if channels * element % BULK_UNIT or box * element > 128 or pixels > 1024:
         raise UnknownCallError(f"no im2col map has {channels} channels in boxes of {box}, {pixels} pixels")
-    if not all(-128 <= at <= 127 for pair in corners for at in pair):
+    if not all(at in CORNERS for pair in corners for at in pair):
         raise UnknownCallError(f"corners of an im2col map of an image are signed bytes, got {corners}")
-    if max(strides) > 8:
-        raise UnknownCallError(f"strides of an im2col map are at most 8, got {strides}")
+    if max(strides) > MOST_STRIDE:
+        raise UnknownCallError(f"strides of an im2col map are at most {MOST_STRIDE}, got {strides}")
     tensor = t.names[data.args[0]].tensor
     image = (batch, height, width, channels)
     t.names[target] = WindowMap(tensor, image, (box, pixels), (corners[0], corners[1]), strides, element)
