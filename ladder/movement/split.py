@@ -23,6 +23,7 @@ from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import HELD, MOST_ROW_THREADS
 from ladder.movement.model import Machine, predicted
 from ladder.movement.split_deviations import (
+    FEW_BITS,
     Deviations,
     deviations_in_parts,
     parts_of,
@@ -39,10 +40,11 @@ from ladder.movement.split_softmax import (
     over_parts,
     sums_of_exponentials,
 )
-from ladder.partition.chains import LONG_BLOCK, SPLIT_RATIO, blocks_of, is_large
+from ladder.partition.chains import LONG_BLOCK, LONG_COLUMNS, SPLIT_RATIO, blocks_of, is_large
 from ladder.partition.partition import readers
 from ladder.partition.repeats import LONG_WORK, WORK
 from ladder.partition.rows import REDUCTIONS
+from ladder.partition.strided_rows import MOST_COLUMNS
 from ladder.partition.subgraphs import engine
 from targets import TileDevice
 from tile_types.tile import Tile
@@ -58,9 +60,6 @@ HELD_COLUMNS = (128, 256, 512, 1024, 2048)
 
 HELD_BITS = 32 * HELD * MOST_ROW_THREADS
 """Bits of a row at most that a block holds, and so reads once."""
-
-FEW_BITS = 512
-"""Bits of columns up to which parts are every n-th position: so few fill no accesses, or no sectors."""
 
 AGAIN_BITS = 3.0
 """Bits read for an element of a shared operand, over its own, up to which parts compute it themselves: to
@@ -164,42 +163,46 @@ def _of_deviations(graph: Graph, machine: Machine) -> dict[str, int]:
         groups.append((means.union(*(group[0] for group in alike)), [*found, one]))
     counts = dict[str, int]()
     for _, together in groups:
-        if all(_is_long(graph, one.node) for one in together):
-            counts |= dict.fromkeys(
-                (one.node.name for one in together), _parts_of_deviations(graph, together, users, machine)
-            )
-    return counts
+        long = all(_is_long(graph, one.node) for one in together)
+        count = _parts_of_deviations(graph, together, users, machine) if long else 0
+        counts |= dict.fromkeys((one.node.name for one in together), count)
+    return {name: count for name, count in counts.items() if count}
 
 
 def _parts_of_deviations(
     graph: Graph, together: Sequence[Deviations], users: Mapping[str, list[Node | None]], machine: Machine
 ) -> int:
-    """Return the parts in which sums of deviations are found soonest; 1: the whole at once."""
+    """Return the parts in which sums of deviations are found soonest; 0: means first, then deviations."""
     node = together[0].node
     shape = graph.tile(node.inputs[0]).known_shape
     axis, most = node_attributes(node)["axis"] % len(shape), int(product(shape)) // SPLIT_RATIO
     whole = _alone(graph, node)
     blocks = blocks_of(whole, whole.outputs)
-    if blocks >= machine.units or not is_large(2 * int(product(shape)), blocks):
-        return 1
-    again = any(_is_read_again(one.node, most, users) for one in together)
+    further = all(one.sums_further(graph) for one in together)
+    if further:
+        results = min(int(product(graph.tile(one.sides[0].less).shape)) for one in together)
+        if shape[axis] < LEAST_PART or int(product(shape)) <= MOST_COLUMNS * results:
+            return 0
+    elif blocks >= machine.units or not is_large(2 * int(product(shape)), blocks):
+        return 0
+    again = not further and any(_is_read_again(one.node, most, users) for one in together)
     if again and _parts(graph, together[0].sides[0].total, users, machine) == 1:
-        return 1
+        return 0
     reads = len({side.read for one in together for side in one.sides})
-    fastest, best = AGAIN * reads * _seconds(whole, machine), 1
+    fastest, best = AGAIN * reads * _seconds(whole, machine), 0
     wanted = ceil(machine.units / max(1, blocks))
     counts = {_even(shape[axis], wanted * times) for times in (1, 2, 4, 8, 16, 32)}
-    for count in sorted(counts):
-        if not 1 < count <= shape[axis] // LEAST_PART or shape[axis] % count:
+    for count in sorted(counts | {1} if further else counts - {1}):
+        if count > max(1, shape[axis] // LEAST_PART) or shape[axis] % count:
             continue
         builder = GraphBuilder("parts")
         parts = parts_of(builder, _operand(builder, graph, node), axis, count)
-        first = builder.finish(parts.sums, products_of_parts(builder, axis, parts, parts))
+        first = builder.finish(parts.sums, products_of_parts(builder, (parts, parts)))
         builder = GraphBuilder("whole")
-        read = builder.input("x", node.tile.ttype.name, (*shape[:axis], count, *shape[axis + 1 :]))
+        read = builder.input("x", node.tile.ttype.name, parts.shape)
         last = builder.finish(builder.add("reduce_sum", read, axis=axis, keep=False))
         seconds = reads * _seconds(first, machine) + 2 * _seconds(last, machine)
-        if seconds < fastest:
+        if seconds < fastest and blocks_of(first, first.outputs) >= machine.units:
             best, fastest = count, seconds
     return best
 
@@ -299,7 +302,8 @@ def _parts(
     wanted = ceil(machine.units / max(1, blocks))
     further = (16, 32) if _alternate(graph.tile(node.inputs[0]), axis) else ()
     counts = {_even(shape[axis], wanted * times) for times in (1, 2, 4, 8, *further)}
-    best, fastest = 1, _seconds(whole, machine) / (AGAIN if again and not last else 1.0)
+    one = again and not last and int(product(shape)) < LONG_COLUMNS * blocks  # one kernel reads it twice
+    best, fastest = 1, _seconds(whole, machine) / (AGAIN if one else 1.0)
     for count in sorted(count for count in counts if 1 < count <= shape[axis] // LEAST_PART):
         builder = GraphBuilder("parts")
         value = _first_step(builder, node, _operand(builder, graph, node), count)

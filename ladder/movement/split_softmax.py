@@ -184,5 +184,7 @@ def in_equal_parts(builder: GraphBuilder, value: str, axis: int, count: int, fil
 def over_parts(builder: GraphBuilder, node: Node, value: str, axis: int) -> str:
     """Reduce what parts have, side by side along an axis, as a node reduced the whole."""
     shape = builder.tile(value).shape
+    if shape[axis] == 1:
+        return builder.add("reshape", value, shape=node.tile.shape)
     found = builder.add("reshape", value, shape=(*shape[: axis + 1], *shape[axis + 2 :]))
     return builder.add(node.operator, found, axis=axis, keep=node_attributes(node)["keep"])
