@@ -15,7 +15,7 @@ from math import ceil, inf, prod
 
 import numpy as np
 
-from ladder.ir.build import GraphBuilder, draws, is_by_element, node_attributes, transformed
+from ladder.ir.build import GraphBuilder, draws, is_by_element, node_attributes, prune, transformed
 from ladder.ir.extents import Shape, product
 from ladder.ir.gemm_graph import as_type
 from ladder.ir.graph import Graph, Node
@@ -30,9 +30,11 @@ from ladder.movement.split_deviations import (
     products_of_parts,
     sums_of_deviations,
 )
+from ladder.movement.split_elements import in_shape, shapes_of_elements
 from ladder.movement.split_places import Place, places_in_parts, places_of_maxima
 from ladder.movement.split_softmax import (
     Sum,
+    axis_of,
     in_equal_parts,
     in_parts,
     is_along_last,
@@ -61,9 +63,9 @@ HELD_COLUMNS = (128, 256, 512, 1024, 2048)
 HELD_BITS = 32 * HELD * MOST_ROW_THREADS
 """Bits of a row at most that a block holds, and so reads once."""
 
-AGAIN_BITS = 3.0
+AGAIN_BITS, TOGETHER_BITS = 3.0, 2.0
 """Bits read for an element of a shared operand, over its own, up to which parts compute it themselves: to
-store it takes a write and two readings."""
+store it takes a write and two readings, or one where what stores it sums it as well."""
 
 AGAIN = 2.0
 """Times as long as in parts from which on a reduction whose operand is read again is divided, of columns."""
@@ -85,16 +87,44 @@ def split_reductions(graph: Graph, device: TileDevice) -> Graph:
         if parts[node.name] == 1 and graph.tile(node.inputs[0]).shape in beside:
             parts[node.name] = _parts(graph, node, users, machine, beside)
 
+    divided_ones = [name for name, count in parts.items() if count > 1]
+    together = [n for n in divided_ones if not _computes_again(graph, n, users, TOGETHER_BITS)]
+    shapes = shapes_of_elements(graph, _shapes_of_parts(graph, {n: parts[n] for n in together}), users)
+    alone = [n for n in divided_ones if graph.producer(n).inputs[0] not in shapes]
+    again = {name for name in alone if _computes_again(graph, name, users, AGAIN_BITS)}
+
     def divided(builder: GraphBuilder, node: Node, inputs: tuple[str, ...]) -> str | None:
+        if node.name in shapes:
+            return in_shape(builder, node, inputs, shapes[node.name])
         count = parts.get(node.name, 1)
         if count == 1:
             return None
-        read, own = _read_bits(graph, node.inputs[0]), graph.tile(node.inputs[0]).ttype.elem_bits
-        again = read <= AGAIN_BITS * own and _is_shared(graph, node.inputs[0], users)
-        again = again and _work(graph, node.inputs[0], set()) < LONG_WORK
-        return _in_parts(builder, node, _again(builder, inputs[0], {}) if again else inputs[0], count)
+        value = _again(builder, inputs[0], {}) if node.name in again else inputs[0]
+        return _in_parts(builder, node, value, count)
 
-    return replace(transformed(graph, divided), grid=graph.grid)
+    return replace(prune(transformed(graph, divided)), grid=graph.grid)
+
+
+def _computes_again(graph: Graph, name: str, users: Mapping[str, list[Node | None]], most: float) -> bool:
+    """Tell whether parts of a reduction compute for themselves what others read as well.
+
+    most: Bits that are read for an element, over its own.
+    """
+    value = graph.producer(name).inputs[0]
+    read, own = _read_bits(graph, value), graph.tile(value).ttype.elem_bits
+    again = read <= most * own and _is_shared(graph, value, users)
+    return again and _work(graph, value, set()) < LONG_WORK
+
+
+def _shapes_of_parts(graph: Graph, counts: Mapping[str, int]) -> dict[str, Shape]:
+    """Return reductions -> what they read in parts, where parts are neighbours, and equal."""
+    found = dict[str, Shape]()
+    for name, count in counts.items():
+        tile, axis = graph.tile(graph.producer(name).inputs[0]), axis_of(graph, graph.producer(name))
+        shape = tile.known_shape
+        if not _alternate(tile, axis) and shape[axis] % count == 0:
+            found[name] = (*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :])
+    return found
 
 
 def _again(builder: GraphBuilder, value: str, made: dict[str, str]) -> str:
@@ -192,7 +222,8 @@ def _parts_of_deviations(
     fastest, best = AGAIN * reads * _seconds(whole, machine), 0
     wanted = ceil(machine.units / max(1, blocks))
     counts = {_even(shape[axis], wanted * times) for times in (1, 2, 4, 8, 16, 32)}
-    for count in sorted(counts | {1} if further else counts - {1}):
+    enough = further and blocks >= machine.units and shape[axis] * node.tile.ttype.elem_bits <= HELD_BITS
+    for count in [1] if enough else sorted(counts | {1} if further else counts - {1}):
         if count > max(1, shape[axis] // LEAST_PART) or shape[axis] % count:
             continue
         builder = GraphBuilder("parts")

@@ -19,6 +19,7 @@ from ladder.ir.build import GraphBuilder, node_attributes, prune, transformed
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.ir.shapes import replaced
+from ladder.movement.split_elements import reshaped
 
 EXPONENTIALS = ("exp", "exp_ftz")
 
@@ -178,7 +179,7 @@ def in_equal_parts(builder: GraphBuilder, value: str, axis: int, count: int, fil
     if beyond := length * count - shape[axis]:
         high = tuple(beyond if at == axis else 0 for at in range(len(shape)))
         value = builder.add("pad", value, low=(0,) * len(shape), high=high, value=filler)
-    return builder.add("reshape", value, shape=(*shape[:axis], count, length, *shape[axis + 1 :]))
+    return reshaped(builder, value, (*shape[:axis], count, length, *shape[axis + 1 :]))
 
 
 def over_parts(builder: GraphBuilder, node: Node, value: str, axis: int) -> str:

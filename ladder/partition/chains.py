@@ -16,10 +16,12 @@ from ladder.partition.repeats import (
     LEAST_READERS,
     LONG_ON_CPUS,
     LONG_ON_GPUS,
+    MOST_NESTED,
     ONE_STEP,
     READS_ONCE,
     calls_again,
     is_small_window,
+    joins_nested,
     known,
     scattered_windows,
     works_again,
@@ -31,9 +33,6 @@ from ladder.partition.views import inlined_chain, is_inlined
 
 MOST_CHAIN_NODES, MOST_ON_GPUS = 96, 128
 """Most nodes of one chain, more on GPUs: a longer kernel spills registers, which costs more than a launch."""
-
-MOST_NESTED = 3
-"""Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
 
 LARGE_WORK = 1 << 20
 """Elements for which another launch costs less than leaving most of the device idle.
@@ -115,13 +114,21 @@ class Chains:
                 self.join(number, reader)
                 if reader in self.members:
                     break
-        for number in sorted(self.reasons) if self.units else ():
+        if self.units:
+            self.join_on_gpus()
+        return [*map(self.part, self.members), *wide]
+
+    def join_on_gpus(self) -> None:
+        """Join what reads one value, or all that is one loop where no two chains are."""
+        for number in sorted(self.members, reverse=True):
+            if number in self.members:
+                self.join_readers(number)
+        for number in sorted(self.reasons):
             if number in self.reasons and self.reductions & self.members[number]:
                 self.join_tiles(number)
-        for number in sorted(self.reasons) if self.units else ():
+        for number in sorted(self.reasons):
             self.hand_over(number)
         self.gather()
-        return [*map(self.part, self.members), *wide]
 
     def place(self, node: Node) -> None:
         """Let a node begin a chain, then join the chains of its operands one after the other."""
@@ -132,6 +139,17 @@ class Chains:
             other = None if source is None else self.chain_of.get(self.graph.producer(source).name)
             if other is not None and other != self.chain_of[node.name]:
                 self.join(other, self.chain_of[node.name])
+
+    def join_readers(self, number: int) -> None:
+        """Join a chain of few elements with others that read it: launches are what they cost."""
+        for reader in sorted(one for one in self.reading(number) if one is not None):
+            few = number in self.members and reader in self.members
+            if few and max(map(self.work, (number, reader))) < LARGE_WORK // SPLIT_RATIO:
+                self.join(number, reader)
+
+    def work(self, number: int) -> int:
+        """Return the elements of the largest value that a chain computes or reads."""
+        return max(known(product(node.tile.shape)) for node in self.region(self.members[number])[0].nodes)
 
     def only_reader(self, number: int) -> int | None:
         """Return the chain that alone reads what one gives; None if there is none, or somebody else reads."""
@@ -178,7 +196,7 @@ class Chains:
 
     def gather(self) -> None:
         """Join chains that reduce one large value, at once, with what computes it if they can."""
-        for node in self.graph.nodes if self.units else ():
+        for node in self.graph.nodes:
             own = self.chain_of.get(node.name)
             if known(product(node.tile.shape)) < LARGE_SHARED or (own is None and self.is_inlined(node)):
                 continue
@@ -477,12 +495,3 @@ def _behind(graph: Graph, node: Node) -> Shape:
 def is_wide(node: Node) -> bool:
     """Tell whether a node joins more than a kernel is compiled for in short time."""
     return node.operator == "concat" and len(node.inputs) > MOST_JOINED
-
-
-def joins_nested(graph: Graph) -> int:
-    """Return how many joins an element passes at most."""
-    passed: dict[str, int] = {}
-    for node in graph.nodes:
-        below = max((passed[value] for value in node.inputs), default=0)
-        passed |= dict.fromkeys(node.values, below + (node.operator == "concat"))
-    return max(passed.values(), default=0)

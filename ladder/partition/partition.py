@@ -12,12 +12,13 @@ from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.partition.attention import attention_part
-from ladder.partition.chains import MOST_CHAIN_NODES, MOST_NESTED, Chains, joins_nested
+from ladder.partition.chains import MOST_CHAIN_NODES, Chains
 from ladder.partition.convolutions import Choose, best_candidate, read_in_order
 from ladder.partition.elements import without_kernel
 from ladder.partition.native_parts import elements_part, fourier_part, recurrent_part
 from ladder.partition.products import Products
 from ladder.partition.recomputed import with_recomputed, without_stored
+from ladder.partition.repeats import MOST_NESTED, joins_nested
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes, separate_loops
 from ladder.partition.scatter import in_place, numbered, rows_put, with_scatters, without_puts, written
 from ladder.partition.strided_rows import strided_rows

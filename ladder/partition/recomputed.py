@@ -11,10 +11,18 @@ from math import ceil
 from ladder.ir.build import draws
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph
-from ladder.partition.chains import MOST_NESTED, MOST_ON_GPUS, joins_nested
+from ladder.partition.chains import MOST_ON_GPUS
 from ladder.partition.elements import lacking
 from ladder.partition.nested_sums import sums_of_sums
-from ladder.partition.repeats import LONG_ON_GPUS, LONG_WORK, WORK, calls_again, works_again
+from ladder.partition.repeats import (
+    LONG_ON_GPUS,
+    LONG_WORK,
+    MOST_NESTED,
+    WORK,
+    calls_again,
+    joins_nested,
+    works_again,
+)
 from ladder.partition.rows import REDUCTIONS, SCANS, column_axes, row_axes
 from ladder.partition.strided_rows import strided_rows
 from ladder.partition.subgraphs import Subgraph, extract, needed, outside_inputs

@@ -31,6 +31,10 @@ LEAST_READERS = 4
 """Least number of readers of an element for which storing it costs less than a call for each."""
 
 
+MOST_NESTED = 3
+"""Joins of joins in one chain: each doubles the branches of a kernel, and the time to emit them."""
+
+
 def is_small_window(graph: Graph, node: Node) -> bool:
     """Tell whether a node is windows that take each element of an image a few times."""
     read, taken = read_and_taken(graph, node)
@@ -225,3 +229,12 @@ def _overlaps(graph: Graph, node: Node) -> bool:
     """Tell whether windows take elements several times; of open sizes, that they do."""
     read, taken = read_and_taken(graph, node)
     return not taken or taken > read
+
+
+def joins_nested(graph: Graph) -> int:
+    """Return how many joins an element passes at most."""
+    passed: dict[str, int] = {}
+    for node in graph.nodes:
+        below = max((passed[value] for value in node.inputs), default=0)
+        passed |= dict.fromkeys(node.values, below + (node.operator == "concat"))
+    return max(passed.values(), default=0)

@@ -23,8 +23,22 @@ from ladder.rewrite import simplify
 assert on_gpu
 
 
-def graph_of(program: Any, x: torch.Tensor) -> Graph:
-    return simplify(import_fx(make_fx(program)(x), [x]).graph, DEVICE)
+def graph_of(program: Any, *inputs: torch.Tensor) -> Graph:
+    return simplify(import_fx(make_fx(program)(*inputs), [*inputs]).graph, DEVICE)
+
+
+def simulated(graph: Graph, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Return the results of a graph, part by part, kernels on the simulator."""
+    known = {node.name: x for node, x in zip(graph.inputs, inputs, strict=True)}
+    for part in partition(graph, device=DEVICE):
+        given = [known[value] for value in part.inputs]
+        if part.kind == "chain":
+            made = run_chain(part.graph, given, DEVICE.name)
+        else:
+            array = evaluate(part.graph, [value.numpy() for value in given])
+            made = [torch.from_numpy(np.ascontiguousarray(array))]
+        known |= dict(zip(part.outputs, made, strict=True))
+    return [known[value] for value in graph.outputs]
 
 
 def moments(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -62,18 +76,9 @@ def test_moments_in_parts_are_those_of_the_whole(name: str, special: float | Non
     graph = deviations_in_parts(graph, {one.node.name: count for one in found})
     results = program(x.double())
     results = results if isinstance(results, tuple) else (results,)
-    known = {graph.inputs[0].name: x}
-    for part in partition(graph, device=DEVICE):
-        given = [known[value] for value in part.inputs]
-        if part.kind == "chain":
-            made = run_chain(part.graph, given, DEVICE.name)
-        else:
-            array = evaluate(part.graph, [value.numpy() for value in given])
-            made = [torch.from_numpy(np.ascontiguousarray(array))]
-        known |= dict(zip(part.outputs, made, strict=True))
-    for value, exact in zip(graph.outputs, results, strict=True):
+    for value, exact in zip(simulated(graph, x), results, strict=True):
         torch.testing.assert_close(
-            known[value].reshape(exact.shape).double(), exact, rtol=2e-4, atol=2e-4, equal_nan=True
+            value.reshape(exact.shape).double(), exact, rtol=2e-4, atol=2e-4, equal_nan=True
         )
 
 
