@@ -13,8 +13,8 @@ from ladder.ir.starts import start_names
 from ladder.movement.decompose import decompose
 from ladder.movement.graph import Move, MovementGraph
 from ladder.movement.instantiate import instantiate
-from ladder.movement.mapping import mappings, spreads
-from ladder.movement.model import HOPPER, Machine, alternates, predicted
+from ladder.movement.mapping import mappings
+from ladder.movement.model import HOPPER, Machine, predicted
 from ladder.movement.rewrite import is_scattered, rewrite
 from ladder.partition.strided_rows import strided_rows
 from schedules.waves import MOST_THREADS
@@ -95,8 +95,6 @@ def ranked(graph: Graph, machine: Machine = HOPPER) -> tuple[MovementGraph, ...]
     if any(scattered):
         tiles = mappings(plain, True, *blocks)
         found += [rewrite(instantiate(known, mapping)) for mapping in tiles]
-    elif any(isinstance(step, Move) and alternates(found[0], step) for step in found[0].steps):
-        found += [rewrite(instantiate(known, mapping)) for mapping in spreads(plain)]
     return tuple(sorted(found, key=lambda moves: predicted(moves, machine)))
 
 

@@ -33,8 +33,6 @@ class Mapping:
     across: Of lanes that share reductions along an axis before the last: neighbouring vectors of ``num``
         columns that a block takes, its other lanes further positions along that axis; 0: no such reductions.
     axes: Trailing axes of results whose elements are such columns, one after the other.
-    spread: Neighbouring rows of single vectors alternate over so many places of the axis before the last row
-        axis: where the input has the two in the other order, both sides then move a few rows together.
     """
 
     lanes: int = 1
@@ -42,7 +40,6 @@ class Mapping:
     teams: int = 1
     tile: tuple[int, int] = (0, 0)
     threads: int = 256
-    spread: int = 1
     across: int = 0
     axes: int = 1
 
@@ -60,8 +57,7 @@ class Mapping:
                 f"columns of {self.across} lanes x {self.num}, {self.lanes // self.across} positions at once"
             )
         if self.lanes == 1:
-            spread = f", spread over {self.spread}" if self.spread > 1 else ""
-            return f"{max(1, self.num)} vectors each, {self.threads} threads{spread}"
+            return f"{max(1, self.num)} vectors each, {self.threads} threads"
         return f"rows of {self.lanes} lanes x {self.num or 'all'}, {self.teams} per block"
 
 
@@ -72,7 +68,6 @@ TILES = (
     Mapping(tile=(64, 32)),
     Mapping(tile=(64, 64), threads=128),
 )
-SPREADS = (Mapping(spread=4), Mapping(spread=8), Mapping(num=2, spread=4))
 """Mappings of chains without reductions."""
 
 MANY_REDUCTIONS = 4
@@ -254,14 +249,6 @@ def _behind(node: Node) -> int:
 def _along_last(node: Node) -> bool:
     """Tell whether a reduction runs along the last axis of what it reads."""
     return not _behind(node)
-
-
-def spreads(graph: Graph) -> list[Mapping]:
-    """Return the mappings that let rows alternate, for chains whose lanes work alone."""
-    shapes = {graph.tile(value).shape for value in graph.outputs}
-    if any(len(shape) < 3 for shape in shapes) or any(node.operator in REDUCTIONS for node in graph.nodes):
-        return []
-    return [m for m in SPREADS if all(isinstance(s[-3], int) and s[-3] % m.spread == 0 for s in shapes)]
 
 
 def _row_tiles(columns: int, count: Extent, width: int) -> list[Mapping]:

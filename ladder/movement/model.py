@@ -156,22 +156,6 @@ def follow_in_memory(graph: MovementGraph, move: Move) -> bool:
     return together >= LEAST_TOGETHER
 
 
-def alternates(graph: MovementGraph, move: Move) -> bool:
-    """Tell whether a source has the last two row axes of the result in the other order."""
-    source, result = graph.tensors[move.source], graph.tensors[move.result]
-    shape = result.shape
-    if len(shape) < 3 or graph.level(move.source) != "device" or graph.level(move.result) != "lane":
-        return False
-    steps = (shape[-1], shape[-1] * shape[-2])
-    first = np.zeros(1, np.int64)
-    base, *others = (
-        int(addresses(move.pattern, source.shape, unravel(first + step, shape))[0][0])
-        for step in (0, *(min(step, result.elements - 1) for step in steps))
-    )
-    near, far = (other - base for other in others)
-    return 0 < far < near
-
-
 def source_slice(graph: MovementGraph, move: Move) -> Slice:
     """Return what one lane touches of a move's source."""
     result = graph.tensors[move.result].slice

@@ -22,7 +22,7 @@ LEAST_SAVED, TIMES_LESS = 16, 1.3
 
 def shared_axis(nest: GpuNest) -> int:
     """Return the axis, from the end, of whose positions threads have all; 0 if little is shared."""
-    if nest.scatters or nest.mapping.spread > 1:
+    if nest.scatters:
         return 0
     for axis in short_axes(nest.graph, nest.graph.outputs):
         extent = int(nest.graph.tile(nest.graph.outputs[0]).shape[axis])

@@ -19,7 +19,6 @@ from ladder.lower.chain.nest import BYTES, uses
 from ladder.lower.chain.short_axes import at_position, shared_axis, with_position, without
 from ladder.lower.chain.vectors import ACCESS_BYTES
 from ladder.movement.whole_rows import rows_beside, takes_whole_rows, whole_rows
-from schedules.schedule import check
 
 
 class Piece(NamedTuple):
@@ -84,8 +83,7 @@ class VectorLoops:
         shape = self.nest.graph.tile(value).shape
         best, cost = (1, 1), float("inf")
         axes = self.nest.rows if self.nest.lanes > 1 else 0
-        most = 1 if self.nest.mapping.spread > 1 else len(shape) - axes
-        most = -1 - self.axis if self.axis else most
+        most = -1 - self.axis if self.axis else len(shape) - axes
         for merged in range(most, 0, -1):
             trailing = product(shape[len(shape) - merged :])
             for width in self.widths(value):
@@ -419,7 +417,7 @@ class VectorLoops:
             chunk = b.bind(self.nest.values.simplified(tirx.floormod(item, chunks)))
             self.nest.within(chunk, chunks)
             row = b.bind(self.nest.values.simplified(tirx.floordiv(item, chunks)))
-            places[key] = chunk, self.outer_index(row, rows)
+            places[key] = chunk, self.nest.bound_index(row, rows)
         chunk, outer = places[key]
         outer = outer if at is None else with_position(outer, self.axis + merged, at)
         if self.may_cross_rows(piece):
@@ -457,16 +455,6 @@ class VectorLoops:
                 emit()
         nest.values.forget()
         nest.vectors.words, nest.later = words, later
-
-    def outer_index(self, row: Expr, extents: Sequence[Expr]) -> Index:
-        """Return a row's position along each axis, as the mapping orders rows."""
-        spread = self.nest.mapping.spread
-        if spread == 1:
-            return self.nest.bound_index(row, extents)
-        check(len(extents) > 1 and int(extents[-2]) % spread == 0, "rows alternate over no axis")
-        whole = tirx.floordiv(extents[-2], spread)
-        *front, high, last, low = self.nest.bound_index(row, [*extents[:-2], whole, extents[-1], spread])
-        return (*front, self.nest.values.simplified(high * spread + low), last)
 
 
 def whole_waves(count: int) -> int:
