@@ -123,6 +123,10 @@ SIZES = {
 """Bytes by which vectors are chosen: elements of 8 bits go by eights too, as wider ones beside them do."""
 
 
+MOVES = ("reshape", "transpose", "broadcast", "slice", "concat", "pad", "map", "repeat", "convert")
+"""Operators of which each element is one of an operand's."""
+
+
 def mappings(
     graph: Graph, tiles: bool = False, wave: int = WARP, most: int = MOST_ROW_THREADS
 ) -> list[Mapping]:
@@ -273,12 +277,13 @@ def held_columns(graph: Graph, rows: int) -> int | None:
     chosen of a row, say.
     """
     lengths: set[Extent] = set()
-    apart = between_rows(graph, rows)
+    apart, moved = between_rows(graph, rows), moved_inputs(graph)
     for value in graph.outputs:
         columns = graph.tile(value).shape[rows:]
         if set(columns[:-1]) - {1}:
             return None
         lengths |= set(columns[-1:])
+    several = bool(lengths - {1})
     for node in graph.nodes:
         if node.operator in REDUCTIONS:
             shape = graph.tile(node.inputs[0]).shape
@@ -288,13 +293,24 @@ def held_columns(graph: Graph, rows: int) -> int | None:
                 return None
             lengths.add(shape[-1])
         cuts = node.operator in ("concat", "pad", "map", "repeat") and node.name not in apart
-        if cuts and not _joins_known(graph, node):
+        if cuts and not (several and node.name in moved) and not _joins_known(graph, node):
             return None
     known = {length for length in lengths if isinstance(length, int)}
     if len(known) < len(lengths) or not known:
         return None
     most = max(known)
     return most if all(length <= WARP for length in known - {most}) else None
+
+
+def moved_inputs(graph: Graph) -> set[str]:
+    """Return the values that have elements of inputs, or of numbers, at other places: nothing is computed."""
+    found = set[str]()
+    for node in graph.nodes:
+        if node.operator in ("input", "constant") or (
+            node.operator in MOVES and found.issuperset(node.inputs)
+        ):
+            found.update(node.values)
+    return found
 
 
 def _joins_known(graph: Graph, node: Node) -> bool:

@@ -9,6 +9,7 @@ from math import ceil
 from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
+from ladder.partition.borders import is_bordered, is_given, is_turned
 from ladder.partition.directions import mixes_directions
 from ladder.partition.elements import lacking
 from ladder.partition.nested_sums import sums_across, sums_between, sums_of_sums
@@ -394,10 +395,12 @@ class Chains:
         while todo:
             below = self.graph.producer(todo.pop())
             again = light and below.operator in ONE_STEP
-            if below.name in members and below.operator != "pad" and not again:
+            turned = is_turned(self.graph, below) and is_given(self.users, node)
+            moves = below.operator == "pad" or (light and (turned or is_bordered(self.graph, below)))
+            if below.name in members and not moves and not again:
                 return True
             light = light and not again  # one such step is less than storing what it gives
-            if below.operator == "pad" or again or self.is_inlined(below):
+            if moves or again or self.is_inlined(below):
                 todo += below.inputs
         return False
 

@@ -76,18 +76,26 @@ WORK = {"div": 8, "rsqrt": 4, "sqrt": 8, "exp": 8, "log": 12, "tanh": 16, "sigmo
 """Operator -> instructions of an element; one of others."""
 
 
+MOST_POSITIONS, LEAST_ROW, LEAST_ROWS = 4, 64, 1 << 17
+"""Positions at most of an axis of which a thread of a GPU has all, and elements at least behind it, and of
+each position."""
+
+
 def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
     """Tell whether elements of much work would be computed for many that read them.
 
     What reads an element at the same place, as all do that are computed by element, shares it.
     """
-    work = dict[str, int]()
+    work, of_rows = dict[str, int](), _of_rows(graph, outputs)
+    long = all(known(product(graph.tile(value).shape[-1:])) >= LEAST_ROW for value in outputs)
+    once = of_rows if long else set()
+    """What is computed once for many elements: it is no work of theirs."""
     for node in graph.nodes:
-        below = sum(work[value] for value in node.inputs)
+        below = sum(work[value] for value in node.inputs if value not in once)
         own = 2 * len(node.inputs) if node.operator == "concat" else WORK.get(node.operator, 1)
         counted = get_operator(node.operator).elementwise or node.operator == "concat"
         work |= dict.fromkeys(node.values, min(MOST_WORK, below + (own if counted else 0)))
-    of_rows = _of_rows(graph, outputs) | _of_columns(graph, outputs)
+    of_rows |= _of_columns(graph, outputs)
     shared, apart, short = dict[str, int](), dict[str, int](), short_axes(graph, outputs)
     """Value -> elements that are read of it by readers that share them, and by others."""
     for node in reversed(graph.nodes):
@@ -106,11 +114,6 @@ def works_again(graph: Graph, outputs: Sequence[str]) -> bool:
             else:
                 shared[value] = max(shared.get(value, 0), min(own, share))
     return False
-
-
-MOST_POSITIONS, LEAST_ROW, LEAST_ROWS = 4, 64, 1 << 17
-"""Positions at most of an axis of which a thread of a GPU has all, and elements at least behind it, and of
-each position."""
 
 
 def short_axes(graph: Graph, outputs: Sequence[str]) -> list[int]:
@@ -177,9 +180,10 @@ def _elements(graph: Graph, outputs: Sequence[str]) -> int:
 
 
 def _turns_axes(graph: Graph, node: Node) -> bool:
-    """Tell whether windows take no element twice: they only turn axes around."""
-    (axes,) = parse_indexing(node_attributes(node)["spec"]).operands
-    return node.tile.shape == graph.tile(node.inputs[0]).shape and all(len(axis.terms) == 1 for axis in axes)
+    """Tell whether windows take no element twice: they only turn axes, or parts of them, around."""
+    indexing = parse_indexing(node_attributes(node)["spec"])
+    moved = [axis.names for axis in indexing.operands[0]]
+    return all(len(names) <= 1 for names in moved) and {*indexing.result} == {*sum(map(tuple, moved), ())}
 
 
 def _gathers_few(graph: Graph, node: Node) -> bool:

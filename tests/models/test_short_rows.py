@@ -102,12 +102,6 @@ def test_rows_of_whole_accesses_are_of_lanes() -> None:
 
 ROWS: dict[str, tuple[Callable[..., Any], tuple[int, ...], int, int]] = {
     "numbers of windows": (lambda x: x.unfold(1, 21, 1).std(-1), (1024, 2520), 1, 1),
-    "normed windows": (
-        lambda x: (y := x.unfold(-1, 24, 8) - x[..., :1, None]) - y.mean(-1, keepdim=True),
-        (64, 8, 512),
-        8,
-        16,
-    ),
     "the largest of a part": (lambda x: torch.softmax(x, -1)[:, :-1].amax(-1), (14400, 91), 16, 8),
 }  # fmt: skip
 """Program of rows of some elements -> what it takes, lanes that share a row and rows of a block."""

@@ -210,7 +210,7 @@ class GpuNest(Nest):
         outers = [outer]
         if beside > 1:
             outers = [(*outer[:-1], outer[-1] * beside + at) for at in range(beside)]
-        lanes = [self.unravelled(column + lane, trailing) for lane in range(width)]
+        lanes = self.neighbours(column, width, trailing) if trailing else [()]
         places = [(*each, *lane) for each in outers for lane in lanes]
 
         def body() -> None:

@@ -35,6 +35,8 @@ class Indices:
     analyzer: Any = field(default_factory=Analyzer, kw_only=True)
     assumed: dict[Any, bool] = field(default_factory=dict, kw_only=True)
     assumptions: list[tuple[tuple[Expr, Expr], bool]] = field(default_factory=list, kw_only=True)
+    numbers: dict[Any, Expr] = field(default_factory=dict, kw_only=True)
+    """Variables that count elements over several axes -> what they are, see `resolved`."""
 
     def extent(self, extent: Extent) -> Expr:
         if isinstance(extent, int):
@@ -47,6 +49,17 @@ class Indices:
             return expression
         found = self.analyzer.simplify(expression)
         return found.value if isinstance(found, tirx.IntImm) and str(found.ty.dtype) != "bool" else found
+
+    def resolved(self, expression: Expr) -> Expr:
+        """Return an index in normal form, of loops: first of `numbers`, whose parts then make one again.
+
+        ``n // 3 * 3 + n % 3`` is n, where that of ``4 * i + 1`` in normal form has other terms.
+        """
+        expression = self.simplified(expression)
+        if not any(variable in self.numbers for variable in variables_of(expression) if self.numbers):
+            return expression
+        known = (tirx.Var, lambda variable: self.numbers.get(variable, variable))
+        return self.simplified(tvm_ffi.structural_map(expression, known))
 
     def key(self, name: str, index: Index) -> tuple[str, Any]:
         return name, tuple(i if isinstance(i, int) else tvm_ffi.structural_hash(i) for i in index)

@@ -156,7 +156,7 @@ class Nest(ABC):
         flat: Expr = 0
         for at, extent in zip(index, self.graph.tile(name).shape, strict=True):
             flat = flat * self.extent(extent) + at
-        return self.values.simplified(flat)
+        return self.values.resolved(flat)
 
     def lie_together(self, results: Sequence[str], merged: int) -> bool:
         """Tell whether every read of results of one shape goes on with their last axes as with one."""
@@ -221,6 +221,26 @@ class Nest(ABC):
             index.append(self.values.simplified(tirx.floormod(flat, extent)))
             flat = self.values.simplified(tirx.floordiv(flat, extent))
         return (flat, *reversed(index)) if extents else ()
+
+    def neighbours(self, first: Expr, width: int, extents: Sequence[Expr]) -> list[Index]:
+        """Return the index of each of ``width`` neighbouring elements, of which all axes count the first.
+
+        Where rows are no whole vectors, nor vectors whole rows, positions are those of one number for each
+        element: `Indices.resolved` finds what is read at them again.
+        """
+        inner, count, apart = 0, 1, False
+        while inner < len(extents) and (inner == 0 or count % width) and isinstance(extents[~inner], int):
+            count, inner = count * int(extents[~inner]), inner + 1
+            apart = apart or bool(count % width and width % count)
+        if not apart:
+            return [self.unravelled(first + lane, extents) for lane in range(width)]
+        found = []
+        for lane in range(width):
+            known = self.unravelled(first + lane, extents)
+            number = tirx.Var("number", "int32") if self.values.looking else b.bind(first + lane)
+            self.values.numbers[number] = first + lane
+            found.append((*known[:-inner], *self.unravelled(number, extents)[-inner:]))
+        return found
 
     def prepare(self, value: str, index: Index, inner: Index) -> None:
         """Emit the reductions that a value needs and that do not depend on ``inner`` loops.

@@ -130,11 +130,12 @@ class VectorLoops:
         chunk = nest.probe("chunk", (stop - start) // width)
         reads: list[list[tuple[str, Expr]]] = []
         with nest.values.only_loads():
-            for lane in range(width):
-                index = (*outer, *nest.unravelled(start + chunk * width + lane, extents[-merged:]))
-                reads.append([(name, nest.address(name, at)) for name, at in nest.reads(value, index)])
+            for lane in nest.neighbours(start + chunk * width, width, extents[-merged:]):
+                read = nest.reads(value, (*outer, *lane))
+                reads.append([(name, nest.address(name, at)) for name, at in read])
                 nest.values.forget()
-            crossed = merged > 1 and any(uses(part, (chunk,)) for c in nest.values.open for part in c)
+            open_parts = [nest.values.resolved(part) for c in nest.values.open for part in c]
+            crossed = merged > 1 and any(uses(part, (chunk,)) for part in open_parts)
         if crossed or len({len(row) for row in reads}) > 1:
             return float("inf")
         total = 1.0

@@ -94,6 +94,8 @@ class Vectors:
         """Return an element of an input, computed type; the first of an aligned vector brings all."""
         kind = self.graph.tile(name).ttype.name
         dtype, wanted = stored_type(kind), computed_type(kind)
+        if self.values.numbers and index:
+            index = (*(0 for _ in index[1:]), self.address(name, index))
         wide = self.width > 1 or bool(self.transposed)
         bits = self._of_vector(name, index, dtype) if wide and index and not self.of_rows else None
         bits = self._of_access(name, index, dtype) if self.of_rows and index else bits
@@ -105,7 +107,7 @@ class Vectors:
 
     def _of_vector(self, name: str, index: Index, dtype: str) -> Expr | None:
         """Return the bits of an element of a vector in registers; None if none can be loaded here."""
-        guards = [self.values.simplified(guard) for guard in self.values.guards]
+        guards = [self.values.resolved(guard) for guard in self.values.guards]
         if (guards and self.values.keep is None) or dtype not in VECTORS:
             return None
         base = self.values.simplified(self.address(name, index) - self.lane)
@@ -172,7 +174,7 @@ class Vectors:
         wanted = (bool(self.values.guards) or self.holds) and self.values.keep is not None
         if not wanted or BYTES.get(dtype, 0) not in (2, 4, 8):
             return None
-        guards = [self.values.simplified(guard) for guard in self.values.guards]
+        guards = [self.values.resolved(guard) for guard in self.values.guards]
         at = self.address(name, index)
         place = at if isinstance(at, int) else tvm_ffi.structural_hash(at)
         key = (name, 0, place, *map(tvm_ffi.structural_hash, guards))
