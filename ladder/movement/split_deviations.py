@@ -19,7 +19,8 @@ from ladder.ir.build import GraphBuilder, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
-from ladder.movement.split_softmax import TYPES, axis_of, in_equal_parts, over_parts, renamed
+from ladder.movement.split_elements import reshaped
+from ladder.movement.split_softmax import TYPES, axis_of, over_parts, renamed
 from ladder.partition.rows import REDUCTIONS
 
 VIEWS = ("reshape", "broadcast")
@@ -170,25 +171,22 @@ def deviations_in_parts(graph: Graph, counts: Mapping[str, int]) -> Graph:
 def parts_of(builder: GraphBuilder, value: str, axis: int, count: int) -> Parts:
     """Add the parts of a value along an axis, which they divide, and their sums and means.
 
-    Few columns are in vectors with those of other parts, which then are every n-th position.
+    Columns are one axis. Few are in vectors with those of other parts, which then are every n-th position.
     """
     tile = builder.tile(value)
     shape = tile.known_shape
-    few = 1 < prod(shape[axis + 1 :]) * tile.ttype.elem_bits <= FEW_BITS and axis < len(shape) - 1
-    if few and count > 1:
-        turns = (*shape[:axis], shape[axis] // count, count * prod(shape[axis + 1 :]))
-        rows, along = builder.add("reshape", value, shape=turns), axis
+    columns, last = prod(shape[axis + 1 :]), axis == len(shape) - 1
+    if count > 1 and 1 < columns * tile.ttype.elem_bits <= FEW_BITS and not last:
+        along, whole = axis, (*shape[:axis], shape[axis] // count, count * columns)
     else:
-        rows, along = in_equal_parts(builder, value, axis, count, 0.0), axis + 1
+        along, whole = axis + 1, (*shape[:axis], count, shape[axis] // count, *(() if last else (columns,)))
+    rows = reshaped(builder, value, whole)
     length = builder.add("constant", value=float(shape[axis] // count), type=tile.ttype.name)
     sums = builder.add("reduce_sum", rows, axis=along, keep=True)
-    means, whole = builder.add("div", sums, length), (*shape[:axis], count, 1, *shape[axis + 1 :])
-    return Parts(rows, along, length, _counted(builder, sums, whole), means, whole)
-
-
-def _counted(builder: GraphBuilder, value: str, shape: Shape) -> str:
-    """Add numbers of parts in the shape that they have."""
-    return value if builder.tile(value).shape == shape else builder.add("reshape", value, shape=shape)
+    numbers = (*shape[:axis], count, 1, *shape[axis + 1 :])
+    return Parts(
+        rows, along, length, reshaped(builder, sums, numbers), builder.add("div", sums, length), numbers
+    )
 
 
 def products_of_parts(builder: GraphBuilder, sides: Sequence[Parts]) -> str:
@@ -197,7 +195,7 @@ def products_of_parts(builder: GraphBuilder, sides: Sequence[Parts]) -> str:
     made = apart[0] if len(apart) == 1 else builder.add("mul", *apart)
     multiplied = _power(builder, made, len(sides)) if len(apart) == 1 else made
     found = builder.add("reduce_sum", multiplied, axis=sides[0].axis, keep=True)
-    return _counted(builder, found, sides[0].shape)
+    return reshaped(builder, found, sides[0].shape)
 
 
 def _power(builder: GraphBuilder, value: str, exponent: int) -> str:
@@ -240,7 +238,7 @@ def _beyond(builder: GraphBuilder, node: Node, parts: Parts, less: str) -> str:
     axis, given = _axis_of(node, parts), builder.tile(less).known_shape
     given = (*[1] * (len(parts.shape) - 1 - len(given)), *given)
     whole = builder.add("reshape", less, shape=(*given[: axis + 1], 1, *given[axis + 1 :]))
-    return builder.add("sub", _counted(builder, parts.means, parts.shape), whole)
+    return builder.add("sub", reshaped(builder, parts.means, parts.shape), whole)
 
 
 def _axis_of(node: Node, parts: Parts) -> int:

@@ -66,7 +66,15 @@ def _joined(match: Match, value: str, axis: int, pair: Pair) -> str | None:
     if node.operator in ("reduce_sum", "reduce_max"):  # of an axis before or behind both: these lie in order
         reduced = node_attributes(node)["axis"] % len(match.builder.tile(node.inputs[0]).shape)
         stored = reduced < at or reduced > at + 1
-    if both != (1, 1) and not (stored and both == pair):
+    given = node
+    while given.operator == "reshape":
+        given = match.builder.node(given.inputs[0])
+    if 1 in both and both not in ((1, 1), pair) and given.operator == "input":  # numbers of one of the axes
+        value, both = (
+            match.builder.add("broadcast", value, shape=(*shape[:at], *pair, *shape[at + 2 :])),
+            pair,
+        )
+    elif both != (1, 1) and not (stored and both == pair):
         return None
     return match.builder.add("reshape", value, shape=(*shape[:at], product(both), *shape[at + 2 :]))
 
@@ -99,6 +107,40 @@ def _along_the_last(match: Match) -> str | None:
     value = match.builder.add(match.root.operator, value, **reduced)
     return match.builder.add("reshape", value, shape=match.root.tile.shape)
 
+
+FEW_NEIGHBOURS, MUCH_REDUCED = 32, 1 << 20
+"""Elements side by side that fill no lines of memory, and of all that is reduced for which that counts."""
+
+
+def _columns_first(match: Match) -> str | None:
+    """``reduce(reduce(x, last), axis)``, others between -> reduction along ``axis``, then along the last.
+
+    As of groups of channels that lie last: rows of all groups are read whole, and little is reduced further.
+    """
+    if match["inner"] in match.shared:
+        return None
+    shape, below = match.tile("x").shape, node_attributes(match.node("inner"))
+    outer, last = node_attributes(match.root), len(shape) - 1
+    axis = outer["axis"] % len(match.node("inner").tile.shape)
+    count, few = product(shape), shape[last]
+    if match.node("inner").operator != match.root.operator or below["axis"] % len(shape) != last:
+        return None
+    if not isinstance(count, int) or not isinstance(few, int) or count < MUCH_REDUCED or few > FEW_NEIGHBOURS:
+        return None
+    if axis >= last or product(shape[axis + 1 : last]) == 1:
+        return None
+    value = match.builder.add(match.root.operator, match["x"], axis=axis)
+    value = match.builder.add(match.root.operator, value, axis=last)
+    return match.builder.add("reshape", value, shape=match.root.tile.shape)
+
+
+COLUMNS_FIRST: Rules = (
+    Rule(
+        "columns before few neighbours",
+        pattern("reduce_sum|reduce_max", pattern("reduce_sum|reduce_max", "x", name="inner")),
+        _columns_first,
+    ),
+)
 
 LAST_REDUCTIONS: Rules = (
     Rule("reduce along the last axis", pattern("reduce_sum|reduce_max"), _along_the_last),

@@ -5,8 +5,15 @@ from __future__ import annotations
 from ladder.ir.graph import Graph
 from ladder.rewrite.attention_match import ATTENTION_PATTERNS, REPLACED_SCORES
 from ladder.rewrite.attention_rules import ATTENTION_FORMS, QUERY_LAYOUT, TURNED, added_masks
-from ladder.rewrite.axis_rules import JOIN_FOLDING, LAST_REDUCTIONS, MERGED_REDUCTIONS, ROWS_OF_PRODUCTS
+from ladder.rewrite.axis_rules import (
+    COLUMNS_FIRST,
+    JOIN_FOLDING,
+    LAST_REDUCTIONS,
+    MERGED_REDUCTIONS,
+    ROWS_OF_PRODUCTS,
+)
 from ladder.rewrite.bounds import BOUND_FOLDING
+from ladder.rewrite.centred import CENTRED
 from ladder.rewrite.convolution_rules import (
     CHANNEL_GROUPS,
     CHANNELS_LAST,
@@ -80,6 +87,8 @@ WINDOWS = Pass("write short windows out", with_moved_copies)
 
 ROWS = (
     rewriting("wide windows in steps", WIDE_WINDOWS),
+    rewriting("columns before few neighbours", COLUMNS_FIRST + LAYOUT_FOLDING),
+    rewriting("deviations of deviations", CENTRED),
     Pass("compute parts of results", computed_in_part),
     Pass("reduce slices alone", reduced_in_slices),
     Pass("reduce transposed values as they lie", as_they_lie),

@@ -450,14 +450,14 @@ def test_results_of_the_same_arguments_are_one_launch() -> None:
     assert len(planned(sample, *(torch.randn(16, 64) for _ in range(2)), torch.randn(16))) == 2
 
 
-def test_sums_of_few_neighbours_are_stored_before_those_of_rows_far_apart() -> None:
-    """As of groups of channels that lie last: ten of each place, and other groups between its rows."""
+def test_rows_of_groups_of_channels_are_summed_before_the_channels_of_a_group() -> None:
+    """Ten of each place lie side by side, and other groups between its rows."""
     of_groups, of_planes = (
         planned(lambda x, axes=axes: x.sum(axes), torch.zeros(shape))
         for axes, shape in (((1, 3), (8, 4096, 32, 10)), ((2, 3), (8, 320, 64, 64)))
     )
-    sums = [sum(node.operator == "reduce_sum" for node in part.graph.nodes) for part in of_groups]
-    assert set(sums) == {1}
+    sums = [node for part in of_groups for node in part.graph.nodes if node.operator == "reduce_sum"]
+    assert int(np.prod(sums[0].tile.known_shape)) % (8 * 32 * 10) == 0
     assert len(of_planes) == 1
 
 

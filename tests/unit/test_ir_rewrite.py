@@ -290,10 +290,10 @@ def test_patches_of_sequences_find_their_places(order):
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize(
     ("first", "vector", "merges"),
-    [(3, (3, 1, 1), True), (2, (), True), (3, (4, 1), False), (2, (5,), True), (1, (), False)],
+    [(3, (3, 1, 1), True), (2, (), True), (3, (4, 1), True), (2, (5,), True), (1, (), False)],
 )
 def test_reductions_of_neighbouring_axes_are_one(first, vector, merges, keep):
-    """Where what is computed of x reads each operand by both axes, or by neither."""
+    """Where what is computed of x reads each operand by both axes, or by neither, or inputs by one."""
     g = GraphBuilder("g")
     x, y = g.input("x", "float32", (2, 3, 4, 5)), g.input("y", "float32", vector)
     value = g.add("square", g.add("sub", x, y))
