@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
-from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.graph import Node
 from ladder.lower import Expr
@@ -17,7 +16,7 @@ from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.geometry import SPARE
 from ladder.lower.blocks.shared import CHUNK_BYTES, CHUNK_ELEMENTS, TileLayout
-from ladder.lower.cuda.bulk_copies import TENSOR_COPY
+from ladder.lower.cuda.bulk_copies import SWIZZLE_128, TENSOR_COPY, tiled_map
 from tile_types.errors import ScheduleError
 
 LINE_BYTES = 128
@@ -181,27 +180,16 @@ class HeldCopy:
 
 
 TENSOR_PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global"
-MAP_SWIZZLE = {8: 3, 4: 2}
+MAP_SWIZZLE = {8: SWIZZLE_128, 4: 2}
 """Chunks per panel -> CU_TENSOR_MAP_SWIZZLE_128B or _64B; otherwise there is none."""
-MAP_LINES = 2
-"""CU_TENSOR_MAP_L2_PROMOTION_L2_128B."""
 
 
 def tensor_map(source: Any, shape: tuple[int, ...], layout: TileLayout) -> Expr:
     """Return a tensor map for copies of tiles, made on the host."""
     columns, rows = shape[-1], math.prod(shape[:-1])
-    dtype = str(source.dtype)
-    map_ = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
     box = (layout.pitch * CHUNK_ELEMENTS, layout.rows)
     swizzle = MAP_SWIZZLE[layout.pitch] if layout.swizzled else 0
-    b.emit(
-        T.call_packed(
-            "runtime.cuTensorMapEncodeTiled",
-            *(map_, dtype, 2, source.data, columns, rows, columns * 2),
-            *(*box, 1, 1, 0, swizzle, MAP_LINES, 0),
-        )
-    )
-    return map_
+    return tiled_map(source, str(source.dtype), (columns, rows), (columns * 2,), box, swizzle)
 
 
 class TensorCopy(TileCopy):

@@ -14,6 +14,7 @@ from ladder.lower import builder as b
 from ladder.lower.blocks.context import BlockContext
 from ladder.lower.blocks.copies import Copy, HeldCopy, TensorCopy, TileCopy
 from ladder.lower.blocks.packed import PackedCopy
+from ladder.lower.cuda import barriers
 from ladder.lower.cuda.launch import Overlap
 
 
@@ -77,8 +78,8 @@ class Pipeline:
             return
         with b.when(self.threads.thread == 0):
             for index in range(self.context.geo.barriers):
-                b.emit(T.ptx.mbarrier.init.shared.b64(arrivals.ptr_to([index]), T.uint32(1)))
-            b.emit(T.ptx.fence.mbarrier_init.release.cluster())
+                barriers.initialise(arrivals.ptr_to([index]))
+            barriers.publish()
         b.block_sync()
 
     def copy_early(self) -> None:
@@ -147,7 +148,7 @@ class Pipeline:
         with b.when(self.threads.group_thread == 0):
             if opens:
                 count = sum(copy.bytes for copy in self.loop_copies)
-                b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(self._arrival(slot), T.uint32(count)))
+                barriers.expect(self._arrival(slot), T.uint32(count))
             for copy in sorted(copies, key=lambda copy: -copy.bytes):  # what comes from memory first
                 copy.start(step, at, self._arrival(slot))
 
@@ -174,7 +175,7 @@ class Pipeline:
         if not self.loop_copies:
             return
         if self.tensor:
-            b.emit(T.cuda.mbarrier_wait(self._arrival(ring.slot.value), ring.phase.value))
+            barriers.wait(self._arrival(ring.slot.value), ring.phase.value)
         else:  # for what this thread copied: others are waited for before the refill
             self._wait_groups(self.schedule.stages - 2)
         if self.through_registers:

@@ -17,13 +17,14 @@ from tvm.script import tirx as T
 from ladder.ir.scaled import FORMATS, ScaledGemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda import barriers
+from ladder.lower.cuda.barriers import Ring
 from ladder.lower.cuda.bulk_copies import TENSOR_COPY, bulk_copy
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.scaled_memory import (
     WARPS,
     Memory,
     Place,
-    Ring,
     ScaledArguments,
     Stages,
     declare,
@@ -43,8 +44,7 @@ from ladder.lower.cuda.tcgen05_memory import (
     commit,
     free_columns,
 )
-from ladder.lower.cuda.wgmma_cluster_sums import SEND
-from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE, pin_registers
+from ladder.lower.cuda.wgmma_products import pin_registers
 from schedules.scaled import (
     ATOM,
     LANE_SCALES,
@@ -80,7 +80,7 @@ class Epilogue:
         warp = b.bind(where.thread // 32)
         n, first_m = b.bind(where.n_tile * ROWS + where.thread), b.bind(where.m_tile * self.schedule.tile_m)
         held = b.local(COLUMNS, "float32")
-        b.emit(T.cuda.mbarrier_wait(self.memory.finished.ptr_to([0]), 0))
+        barriers.wait(self.memory.finished.ptr_to([0]), 0)
         after_sync()
         lanes = T.Cast("uint32", warp * WARP_LANES << LANE)
         with b.loop(self.schedule.tile_m // COLUMNS, rolled=True) as part:
@@ -109,13 +109,12 @@ class Epilogue:
                 for quad in range(quads):
                     target = self.memory.sums.ptr_to([sender, quad, where.thread, 0])
                     four = [held[(owner * quads + quad) * 4 + i] for i in range(4)]
-                    operands = (target, self.memory.arrived.ptr_to([0]), T.int32(owner), *four)
-                    b.emit(b.call_inline("ladder_send4", SEND, "void", *operands))
+                    barriers.send(target, self.memory.arrived.ptr_to([0]), T.int32(owner), four)
         for owner in range(1, split):
             with b.when(where.rank == owner):
                 for index in range(quads * 4):
                     b.store(held, held[owner * quads * 4 + index], index)
-        b.emit(T.cuda.mbarrier_wait(self.memory.arrived.ptr_to([0]), 0))
+        barriers.wait(self.memory.arrived.ptr_to([0]), 0)
         for sender in range(split - 1):
             for index in range(quads * 4):
                 other = self.memory.sums[sender, index // 4, where.thread, index % 4]
@@ -178,9 +177,9 @@ class Issuer:
         offset = b.Variable("uint32", offset).value
         with b.loop(iterations) as iteration:
             stage = T.Cast("uint32", ring.stage.value)
-            b.emit(T.cuda.mbarrier_wait(memory.full.ptr_to([ring.stage.value]), ring.phase.value))
+            ring.await_full(memory.full)
             if memory.partner is not None:
-                b.emit(T.cuda.mbarrier_wait(memory.partner.ptr_to([ring.stage.value]), ring.phase.value))
+                ring.await_full(memory.partner)
             after_sync()
             columns = scale_columns(self.form, self.schedule)
             first = b.Variable("uint32", self.base + T.uint32(tile_m) + stage * T.uint32(columns)).value
@@ -201,9 +200,8 @@ class Issuer:
         """Tell the first block of a pair, whose thread starts the products of both, of each full stage."""
         memory, ring = self.memory, Ring(self.schedule.stages)
         with b.loop(iterations):
-            full, partner = (part.ptr_to([ring.stage.value]) for part in (memory.full, memory.partner))
-            b.emit(T.cuda.mbarrier_wait(full, ring.phase.value))
-            b.emit(b.call_inline("ladder_arrive_at", REMOTE_ARRIVE, "void", partner, 0))
+            ring.await_full(memory.full)
+            barriers.arrive_at(memory.partner.ptr_to([ring.stage.value]), 0)
             ring.advance()
 
     def _copy_scales(self, low: Expr, first: Expr) -> None:
@@ -327,10 +325,10 @@ class Producer:
         inside = where.part * schedule.rows
         with b.loop(where.iterations) as iteration:
             stage, slab = ring.stage.value, b.bind(where.first + iteration)
-            b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([stage]), ring.phase.value ^ 1))
+            ring.await_empty(memory.empty)
             full = memory.full.ptr_to([stage])
             size = T.Cast("uint32", (self.copied + schedule.rows) * SLAB + self.scale_bytes)
-            b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(full, size))
+            barriers.expect(full, size)
             x_map, w_map = map(T.address_of, self.maps)
             b.ptx(TENSOR_COPY, memory.x.place(stage), x_map, slab * SLAB, own_m, full)
             w_row, target = where.n_tile * ROWS + inside, memory.w.place(stage, inside * SLAB)
@@ -339,7 +337,7 @@ class Producer:
             ring.advance()
         if schedule.pair:  # products of the other block's thread arrive here: not after this block has ended
             with b.loop(schedule.stages):
-                b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([ring.stage.value]), ring.phase.value ^ 1))
+                ring.await_empty(memory.empty)
                 ring.advance()
 
     @property

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm.script import tirx as T
-from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.scaled import ScaledGemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda.wgmma_memory import Ring
-from ladder.lower.cuda.wgmma_producer import SWIZZLE_128
+from ladder.lower.cuda import barriers
+from ladder.lower.cuda.bulk_copies import tiled_map
 from schedules.scaled import ATOM, ROWS, SLAB, ScaledSchedule, exchange_bytes
-
-__all__ = ["Memory", "Ring", "ScaledArguments", "declare", "encode_map", "place"]
 
 
 @dataclass(frozen=True)
@@ -58,15 +55,7 @@ def declare(form: ScaledGemm) -> ScaledArguments:
 
 def encode_map(source: Any, rows: Expr, row_bytes: Expr, box: Expr) -> Expr:
     """Encode on the host the tensor map of codes: 128 swizzled bytes of ``box`` rows, zero outside."""
-    handle = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
-    b.emit(
-        T.call_packed(
-            "runtime.cuTensorMapEncodeTiled",
-            *(handle, "uint8", 2, source.data, row_bytes, rows, row_bytes),
-            *(SLAB, box, 1, 1, 0, SWIZZLE_128, 2, 0),
-        )
-    )
-    return handle
+    return tiled_map(source, "uint8", (row_bytes, rows), (row_bytes,), (SLAB, box))
 
 
 @dataclass(frozen=True)
@@ -109,15 +98,15 @@ class Memory:
     def initialise(self, schedule: ScaledSchedule) -> None:
         """Emit the initialisation of all barriers, for one thread."""
         rings = [self.full, self.empty, *([] if self.partner is None else [self.partner])]
-        barriers = [ring.ptr_to([stage]) for ring in rings for stage in range(schedule.stages)]
-        for barrier in (*barriers, self.finished.ptr_to([0])):
-            b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
+        stages = [ring.ptr_to([stage]) for ring in rings for stage in range(schedule.stages)]
+        for barrier in (*stages, self.finished.ptr_to([0])):
+            barriers.initialise(barrier)
         if self.arrived is not None:
             arrived = self.arrived.ptr_to([0])
-            b.emit(T.ptx.mbarrier.init.shared.b64(arrived, T.uint32(1)))
+            barriers.initialise(arrived)
             size = T.uint32(exchange_bytes(schedule))
-            b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(arrived, size))
-        b.emit(T.ptx.fence.mbarrier_init.release.cluster())
+            barriers.expect(arrived, size)
+        barriers.publish()
 
 
 def _place_stages(

@@ -18,6 +18,8 @@ from tvm.script import tirx as T
 from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda import barriers
+from ladder.lower.cuda.barriers import Ring
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.tcgen05_memory import (
     SLOTS,
@@ -35,7 +37,7 @@ from ladder.lower.cuda.tcgen05_memory import (
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
 from ladder.lower.cuda.wgmma_geometry import MathThread, Spec, choose_spec, find_math_thread
 from ladder.lower.cuda.wgmma_grid import Grid, Piece, Tiles, cut, emit_of_expert, find_grid
-from ladder.lower.cuda.wgmma_memory import Memory, Ring, initialise_barriers, place_memory
+from ladder.lower.cuda.wgmma_memory import Memory, initialise_barriers, place_memory
 from ladder.lower.cuda.wgmma_operands import Operands, allocate_registers
 from ladder.lower.cuda.wgmma_producer import Producer, encode_map, prefetch
 from ladder.lower.cuda.wgmma_products import pin_registers
@@ -104,10 +106,10 @@ class DecodeLoop:
                 if slab % SLOTS == SLOTS - 1:
                     phase.set(phase.value ^ 1)
                 self._fetch_next(iteration, piece.iterations, slab)
-        b.emit(T.cuda.mbarrier_wait(self.tensor.finished.ptr_to([0]), 0))
+        barriers.wait(self.tensor.finished.ptr_to([0]), 0)
         if spec.schedule.pair:  # another block's products arrive here: not after this block has ended
             for slot in range(SLOTS):
-                b.emit(T.cuda.mbarrier_wait(self.tensor.free.ptr_to([slot]), phase.value ^ 1))
+                barriers.wait(self.tensor.free.ptr_to([slot]), phase.value ^ 1)
         after_sync()
         self.epilogue.finish(piece, held, TensorSums(spec, self.operands.who, self.base))
         before_sync()
@@ -118,7 +120,7 @@ class DecodeLoop:
         for m in range(geo.m64):
             for tile in range(geo.tiles_per_slab):
                 operands.decode(m, tile, 0)
-        b.emit(T.cuda.mbarrier_wait(self.tensor.free.ptr_to([slot]), phase ^ 1))
+        barriers.wait(self.tensor.free.ptr_to([slot]), phase ^ 1)
         after_sync()
         for m in range(geo.m64):
             place = self.base + lanes_of(operands.who, operands.row_tile(m))
@@ -141,8 +143,7 @@ class DecodeLoop:
         """Load an iteration's slab into registers, and leave the stage after its last one."""
         geo, ring = self.spec.geo, self.operands.ring
         if slab % geo.slabs == 0:
-            full = self.operands.memory.full.ptr_to([ring.stage.value])
-            b.emit(T.cuda.mbarrier_wait(full, ring.phase.value))
+            ring.await_full(self.operands.memory.full)
         self.operands.fetch(slab)
         if (slab + 1) % geo.slabs == 0:
             self._arrive(self.operands.memory.empty.ptr_to([ring.stage.value]))
@@ -152,7 +153,7 @@ class DecodeLoop:
         """Arrive for the whole warp."""
         b.emit(T.cuda.warp_sync())
         with b.when(self.operands.who.lane == 0):
-            b.emit(T.ptx.mbarrier.arrive.shared.b64(barrier, T.uint32(1)))
+            barriers.arrive(barrier)
 
 
 class Tcgen05:

@@ -14,10 +14,11 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda import barriers
+from ladder.lower.cuda.barriers import Ring
 from ladder.lower.cuda.wgmma_geometry import ROW_BYTES, WARP_ROWS, MathThread, Spec, WgmmaGeometry
 from ladder.lower.cuda.wgmma_grid import Grid, Piece
-from ladder.lower.cuda.wgmma_memory import Memory, Ring
-from ladder.lower.cuda.wgmma_products import REMOTE_ARRIVE
+from ladder.lower.cuda.wgmma_memory import Memory
 from schedules.footprint import RESERVED_BYTES, TENSOR_COLUMNS, tensor_columns
 from targets import TileDevice
 
@@ -96,9 +97,9 @@ class TensorMemory:
         """Emit the initialisation of the barriers, for one thread."""
         decoding = self.geo.schedule.warps * self.geo.partners
         for slot in range(SLOTS):
-            b.emit(T.ptx.mbarrier.init.shared.b64(self.decoded.ptr_to([slot]), T.uint32(decoding)))
-            b.emit(T.ptx.mbarrier.init.shared.b64(self.free.ptr_to([slot]), T.uint32(1)))
-        b.emit(T.ptx.mbarrier.init.shared.b64(self.finished.ptr_to([0]), T.uint32(1)))
+            barriers.initialise(self.decoded.ptr_to([slot]), decoding)
+            barriers.initialise(self.free.ptr_to([slot]))
+        barriers.initialise(self.finished.ptr_to([0]))
 
     def allocate(self) -> None:
         """Allocate the block's columns, for one whole warp."""
@@ -112,9 +113,9 @@ class TensorMemory:
         """Tell the thread that starts products, which the first block of a pair has, of a slab; one lane."""
         barrier = self.decoded.ptr_to([slot])
         if self.geo.partners == 1:
-            b.emit(T.ptx.mbarrier.arrive.shared.b64(barrier, T.uint32(1)))
+            barriers.arrive(barrier)
         else:
-            b.emit(b.call_inline("ladder_arrive_at", REMOTE_ARRIVE, "void", barrier, 0))
+            barriers.arrive_at(barrier, 0)
 
 
 def place_tensor_memory(pool: Any, geo: TensorGeometry) -> TensorMemory:
@@ -258,11 +259,9 @@ class Issuer:
         with b.loop(piece.iterations) as iteration:
             for slab in range(geo.body):
                 if slab % geo.slabs == 0:
-                    b.emit(
-                        T.cuda.mbarrier_wait(self.memory.full.ptr_to([ring.stage.value]), ring.phase.value)
-                    )
+                    ring.await_full(self.memory.full)
                 slot = slab % SLOTS
-                b.emit(T.cuda.mbarrier_wait(self.tensor.decoded.ptr_to([slot]), phase.value))
+                barriers.wait(self.tensor.decoded.ptr_to([slot]), phase.value)
                 after_sync()
                 # Tiles beyond K repeat the last one: infinities times the zeros of x would be NaN.
                 first = piece.first_tile + (iteration * geo.body + slab) * geo.tiles_per_slab

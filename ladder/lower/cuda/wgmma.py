@@ -15,12 +15,13 @@ from ladder.ir.gemm import Gemm
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda import wgmma8, wgmma16, wgmma_carry
+from ladder.lower.cuda.barriers import Ring
 from ladder.lower.cuda.launch import Overlap
 from ladder.lower.cuda.wgmma16 import Parts
 from ladder.lower.cuda.wgmma_epilogue import Epilogue
 from ladder.lower.cuda.wgmma_geometry import MathThread, Spec, choose_spec, find_math_thread
 from ladder.lower.cuda.wgmma_grid import Grid, Tiles, Walk, cut, emit_of_expert, find_grid, walk_experts
-from ladder.lower.cuda.wgmma_memory import Memory, Ring, allocate_memory, initialise_barriers
+from ladder.lower.cuda.wgmma_memory import Memory, allocate_memory, initialise_barriers
 from ladder.lower.cuda.wgmma_operands import Operands, Registers
 from ladder.lower.cuda.wgmma_producer import Producer, encode_map, encode_stored_map, prefetch
 from ladder.lower.cuda.wgmma_products import Consumer, Descriptor

@@ -17,6 +17,7 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda import barriers
 from ladder.lower.cuda.wgmma_geometry import WARP_ROWS, MathThread, Spec
 from ladder.lower.cuda.wgmma_grid import Grid
 from schedules.footprint import slices_in_turn
@@ -26,17 +27,6 @@ Sum = Callable[[int], Expr]
 
 Store = Callable[[int, Sum, range], None]
 """Stores activation rows of a row tile of the warpgroup: the tile, its sums, the rows."""
-
-SEND = """
-__device__ __forceinline__ void ladder_send4(
-    void* place, void* barrier, int rank, float x, float y, float z, float w) {
-  unsigned to = (unsigned)__cvta_generic_to_shared(place), at = (unsigned)__cvta_generic_to_shared(barrier);
-  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(to) : "r"(rank));
-  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(rank));
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
-               :: "r"(to), "f"(x), "f"(y), "f"(z), "f"(w), "r"(at) : "memory");
-}
-"""
 
 
 class ClusterSums:
@@ -65,8 +55,8 @@ class ClusterSums:
             size = T.uint32(self.sets * self.geo.accumulators * 32 * 4)
             # Units may not go round evenly: the last blocks then own one less.
             with b.when(unit * self.slices + self.grid.slice < units):
-                b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
-                b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, size))
+                barriers.initialise(barrier)
+                barriers.expect(barrier, size)
 
     def announce(self) -> None:
         """Tell the cluster that this block's barriers are ready; every thread."""
@@ -99,12 +89,12 @@ class ClusterSums:
             for quad in range(self.geo.accumulators // 4):
                 target = self.sums.ptr_to([unit // self.slices, place * self.turns + turn, quad, lane, 0])
                 four = [value(first + quad * 4 + index) for index in range(4)]
-                b.emit(b.call_inline("ladder_send4", SEND, "void", target, barrier, rank, *four))
+                barriers.send(target, barrier, rank, four)
 
     def _gathered(self, lane: Expr, m: int, unit: Expr, value: Sum) -> Sum:
         """Add the other blocks' sums to this thread's, in the order of their ranks."""
         count, first = self.geo.accumulators, m * self.geo.accumulators
-        b.emit(T.cuda.mbarrier_wait(self.arrived.ptr_to([unit // self.slices]), 0))
+        barriers.wait(self.arrived.ptr_to([unit // self.slices]), 0)
         total, part = b.local(count, "float32"), b.local(4, "float32")
         if self.slices * self.turns > 2:
             self._add_in_order(lane, unit, total, part, lambda index: value(first + index))
@@ -162,8 +152,8 @@ class ColumnSums(ClusterSums):
         own = b.bind(own)
         for warp in range(self.spec.schedule.warps):
             barrier = self.arrived.ptr_to([warp])
-            b.emit(T.ptx.mbarrier.init.shared.b64(barrier, T.uint32(1)))
-            b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(barrier, own))
+            barriers.initialise(barrier)
+            barriers.expect(barrier, own)
 
     def finish(self, who: MathThread, value: Sum, store: Store) -> None:
         warp, own = b.keep(who.group * 4 + who.warp), self.grid.slice
@@ -173,7 +163,7 @@ class ColumnSums(ClusterSums):
                 self._send_to(rank, who.lane, warp, value)
         for rank in range(self.slices):
             with b.when(own == rank):
-                b.emit(T.cuda.mbarrier_wait(self.arrived.ptr_to([warp]), 0))
+                barriers.wait(self.arrived.ptr_to([warp]), 0)
                 eights = self._eights(rank)
                 for m in range(self.geo.m64):
                     total = self._total(rank, who.lane, warp, m, value)
@@ -191,7 +181,7 @@ class ColumnSums(ClusterSums):
                 for at, eight in enumerate(eights):
                     target = self.sums.ptr_to([warp, m, place * self.turns + turn, at, lane, 0])
                     four = [value(first + eight * 4 + index) for index in range(4)]
-                    b.emit(b.call_inline("ladder_send4", SEND, "void", target, barrier, block, *four))
+                    barriers.send(target, barrier, block, four)
 
     def _total(self, rank: int, lane: Expr, warp: Expr, m: int, value: Sum) -> Sum:
         """Add all blocks' sums of a row tile, in the order of their ranks, in the block of a rank."""

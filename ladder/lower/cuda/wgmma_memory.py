@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm.script import tirx as T
-
-from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda import barriers
 from ladder.lower.cuda.wgmma_cluster_sums import ClusterSums, ColumnSums
 from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_grid import Grid
@@ -75,31 +73,8 @@ def place_memory(pool: Any, spec: Spec, grid: Grid, args: Arguments) -> Memory:
 def initialise_barriers(spec: Spec, memory: Memory, leaving: int) -> None:
     """Emit the initialisation of all barriers, for one thread; ``leaving`` arrivals free a stage."""
     for stage in range(spec.schedule.stages):
-        b.emit(T.ptx.mbarrier.init.shared.b64(memory.full.ptr_to([stage]), T.uint32(1)))
-        b.emit(T.ptx.mbarrier.init.shared.b64(memory.empty.ptr_to([stage]), T.uint32(leaving)))
+        barriers.initialise(memory.full.ptr_to([stage]))
+        barriers.initialise(memory.empty.ptr_to([stage]), leaving)
     if memory.cluster_sums is not None:
         memory.cluster_sums.initialise()
-    b.emit(T.ptx.fence.mbarrier_init.release.cluster())
-
-
-class Ring:
-    """Stage and phase of one role's walk around the ring."""
-
-    def __init__(self, stages: int) -> None:
-        self.stages = stages
-        self.stage = b.Variable("int32", 0)
-        self.phase = b.Variable("int32", 0)
-
-    def advance(self) -> None:
-        """Step to the next stage; the phase flips on every wrap."""
-        self.stage.set(self.stage.value + 1)
-        with b.when(self.stage.value == self.stages):
-            self.stage.set(0)
-            self.phase.set(self.phase.value ^ 1)
-
-    def advance_if(self, condition: Expr) -> None:
-        """Step to the next stage where ``condition`` holds, without a branch."""
-        following = b.keep(self.stage.value + T.Cast("int32", condition))
-        wraps = T.Cast("int32", following == self.stages)
-        self.stage.set(following * (1 - wraps))
-        self.phase.set(self.phase.value ^ wraps)
+    barriers.publish()

@@ -8,9 +8,10 @@ from typing import Any
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda.barriers import Ring
 from ladder.lower.cuda.stored_tiles import load_operands
 from ladder.lower.cuda.wgmma_geometry import MathThread, Spec
-from ladder.lower.cuda.wgmma_memory import Memory, Ring
+from ladder.lower.cuda.wgmma_memory import Memory
 from ladder.lower.gpu.decode import GroupValues, load_order
 from ladder.lower.gpu.emission import SharedTable
 from ladder.lower.gpu.groups import bytes4, pair16

@@ -17,15 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm.script import tirx as T
-from tvm.tirx.script.builder import ir as I
 
 from ladder.ir.windows import Windows
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.cuda.bulk_copies import MATRIX_COPY, TENSOR_COPY, bulk_copy
+from ladder.lower.cuda import barriers
+from ladder.lower.cuda.barriers import Ring
+from ladder.lower.cuda.bulk_copies import MATRIX_COPY, TENSOR_COPY, bulk_copy, map_handle, tiled_map
 from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_grid import Grid, Piece, rows_per_copy
-from ladder.lower.cuda.wgmma_memory import Memory, Ring
+from ladder.lower.cuda.wgmma_memory import Memory
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.implicit_gemm import find_corner, first_channel, output_extents
 from schedules.footprint import DEALT_COLUMNS, SWIZZLE_ROW, slices_in_turn
@@ -33,8 +34,6 @@ from schedules.group_values import scale_span
 from schedules.im2col import IM2COL
 from schedules.layouts import TILE
 from schedules.schedule import check
-
-SWIZZLE_128 = 3
 
 WINDOW_COPY = "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
 MULTICAST = ".multicast::cluster"
@@ -49,19 +48,13 @@ def encode_map(spec: Spec, args: Arguments) -> Expr:
             channels % geo.slab == 0,
             f"tensor copies take {geo.slab} channels of a tap, of {channels} some are left; use 'mma'",
         )
-    handle = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
     dtype, element = (spec.gemm.activation if geo.groups.lane == 16 else "uint8"), geo.groups.lane // 8
     rows = rows_per_copy(spec, args)
     if windows is None:
-        call = T.call_packed(
-            "runtime.cuTensorMapEncodeTiled",
-            *(handle, dtype, 2, args.x.data, args.k_x, args.m, args.k_x * element),
-            *(geo.slab, rows, 1, 1, 0, SWIZZLE_128, 2, 0),
-        )
-    else:
-        numbers = (*windows.kernel, *windows.stride, *windows.padding, *windows.dilation)
-        call = T.call_packed(IM2COL, handle, args.x.data, dtype, *args.image, geo.slab, rows, *numbers)
-    b.emit(call)
+        return tiled_map(args.x, dtype, (args.k_x, args.m), (args.k_x * element,), (geo.slab, rows))
+    handle = map_handle()
+    numbers = (*windows.kernel, *windows.stride, *windows.padding, *windows.dilation)
+    b.emit(T.call_packed(IM2COL, handle, args.x.data, dtype, *args.image, geo.slab, rows, *numbers))
     return handle
 
 
@@ -69,16 +62,10 @@ def encode_stored_map(spec: Spec, args: Arguments) -> Expr:
     """Encode the tensor map of matrices that are not packed, in tiles of 64 x 64; None where they are."""
     if not spec.gemm.stored:
         return None
-    handle = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
     outer, inner = (args.n, args.k_x) if spec.gemm.stored == "rows" else (args.k_x, args.n)
     pitch, size = inner * 2, T.Cast("int64", inner * 2) * outer
-    call = T.call_packed(
-        "runtime.cuTensorMapEncodeTiled",
-        *(handle, spec.gemm.weight, 3, args.words.data, inner, outer, args.experts, pitch, size),
-        *(TILE, TILE, 1, 1, 1, 1, 0, SWIZZLE_128, 2, 0),
-    )
-    b.emit(call)
-    return handle
+    extents = inner, outer, args.experts
+    return tiled_map(args.words, spec.gemm.weight, extents, (pitch, size), (TILE, TILE, 1))
 
 
 @dataclass(frozen=True)
@@ -226,16 +213,15 @@ class Producer:
     def drain(self) -> None:
         """Wait until all stages are free: no other block's products arrive at their barriers any more."""
         with b.loop(self.spec.schedule.stages):
-            empty = self.memory.empty.ptr_to([self.ring.stage.value])
-            b.emit(T.cuda.mbarrier_wait(empty, self.ring.phase.value ^ 1))
+            self.ring.await_empty(self.memory.empty)
             self.ring.advance()
 
     def _fill_stage(self, x: Copies, row_tile: Expr, parts: list[Expr]) -> None:
         """Wait until the stage is free, then start every copy into it, of equal parts from K tiles on."""
         memory, number = self.memory, self.ring.stage.value
-        b.emit(T.cuda.mbarrier_wait(memory.empty.ptr_to([number]), self.ring.phase.value ^ 1))
+        self.ring.await_empty(memory.empty)
         stage = Stage(number, memory.full.ptr_to([number]))
-        b.emit(T.ptx.mbarrier.arrive.expect_tx.shared.b64(stage.barrier, self._stage_bytes()))
+        barriers.expect(stage.barrier, self._stage_bytes())
         self._fill_x(x, stage, parts)
         for index in range(self.spec.geo.row_tiles):
             # Tiles beyond the matrix repeat the last one: their rows are never stored.

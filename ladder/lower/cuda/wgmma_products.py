@@ -9,10 +9,12 @@ from tvm.script import tirx as T
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda import barriers
+from ladder.lower.cuda.barriers import Ring
+from ladder.lower.cuda.bulk_copies import SWIZZLE_128
 from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_grid import Grid
-from ladder.lower.cuda.wgmma_memory import Memory, Ring
-from ladder.lower.cuda.wgmma_producer import SWIZZLE_128
+from ladder.lower.cuda.wgmma_memory import Memory
 from ladder.lower.gpu.instructions import PTX_FP8
 
 INSTRUCTIONS = {
@@ -28,14 +30,6 @@ MODIFIERS: dict[str, tuple[int, ...]] = {"int8": (), "float16": (1, 1, 0), "bflo
 
 DESCRIPTOR_HIGH = 1 << 30 | 64
 """Upper half of x's matrix descriptor: 128-byte swizzle, 1024 bytes between groups of eight rows."""
-
-REMOTE_ARRIVE = """
-__device__ __forceinline__ void ladder_arrive_at(void* barrier, int rank) {
-  unsigned address = (unsigned)__cvta_generic_to_shared(barrier), remote;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" :: "r"(remote) : "memory");
-}
-"""
 
 
 class Descriptor:
@@ -124,8 +118,7 @@ class Consumer:
 
     def await_stage(self) -> None:
         """Wait until the ring's current stage is full."""
-        full = self.memory.full.ptr_to([self.ring.stage.value])
-        b.emit(T.cuda.mbarrier_wait(full, self.ring.phase.value))
+        self.ring.await_full(self.memory.full)
 
     def enter_stage(self, iteration: Expr, iterations: Expr, slab: int) -> None:
         """Wait for the stage of a slab of ``iteration``, one of ``iterations``, or of the next one.
@@ -144,8 +137,8 @@ class Consumer:
         empty, cluster = self.memory.empty.ptr_to([self.previous.value]), self.spec.schedule.cluster
         if cluster == 1:
             with b.when(self.lane == 0):
-                b.emit(T.ptx.mbarrier.arrive.shared.b64(empty, T.uint32(1)))
+                barriers.arrive(empty)
             return
         with b.when(self.lane < cluster):
             rank = self.grid.slice * cluster + self.lane
-            b.emit(b.call_inline("ladder_arrive_at", REMOTE_ARRIVE, "void", empty, rank))
+            barriers.arrive_at(empty, rank)

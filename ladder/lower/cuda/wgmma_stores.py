@@ -11,13 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tvm.script import tirx as T
-from tvm.tirx.script.builder import ir as I
 
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.cuda.bulk_copies import tiled_map
 from ladder.lower.cuda.wgmma_geometry import Spec
 from ladder.lower.cuda.wgmma_memory import Memory
-from ladder.lower.cuda.wgmma_producer import SWIZZLE_128
 from ladder.lower.gpu.arguments import Arguments
 from schedules.layouts import TILE
 
@@ -34,15 +33,8 @@ def encode_output_map(spec: Spec, args: Arguments) -> Expr:
 
     Rows that are no multiple of 16 bytes have none, and no copy uses it: they may begin at any address.
     """
-    handle = I.Bind(T.tvm_stack_alloca("tensormap", 1), T.handle("tensormap").ty)
-    with b.when(args.n % RUN == 0):
-        call = T.call_packed(
-            "runtime.cuTensorMapEncodeTiled",
-            *(handle, spec.gemm.output, 2, args.y.data, args.n, args.m, args.n * 2),
-            *(TILE, spec.geo.copied_rows, 1, 1, 0, SWIZZLE_128, 2, 0),
-        )
-        b.emit(call)
-    return handle
+    box, whole = (TILE, spec.geo.copied_rows), args.n % RUN == 0
+    return tiled_map(args.y, spec.gemm.output, (args.n, args.m), (args.n * 2,), box, where=whole)
 
 
 @dataclass(frozen=True)
