@@ -20,6 +20,7 @@ from ladder import faults, interrupts
 from ladder.frontend.aten_graphs import RUN, to_aten
 from ladder.frontend.aten_models import MODEL_ROWS
 from ladder.frontend.aten_rows import ROWS
+from ladder.frontend.complex_parts import ComplexParts
 from ladder.frontend.fx_nodes import (
     CARRIED,
     LAID_OUT,
@@ -89,8 +90,7 @@ def import_fx(
     packed_for: Target whose kernels compute products of plain halves, on packed copies, where
         `schedules.dense` finds that they serve; empty: none.
     precise: Whether each operator's result is rounded as torch does, and operators stay those of the graph.
-    Raises ImportRefused if it changes torch's state, or its shapes depend on values, or it computes in types
-        that tile graphs lack; the message says which.
+    Raises ImportRefused if it changes torch's state, has shapes of values, or types that tile graphs lack.
     """
     traced = to_aten(module, examples)
     mark_arguments(traced, examples, module.meta.get("of_model"))
@@ -110,6 +110,7 @@ class _Walk:
         self.wholes: dict[torch.fx.Node, str] = {}
         self.im = Importer(name)
         self.im.few_launches = join
+        self.complex = ComplexParts(self)
         self.values: dict[torch.fx.Node, Any] = {}
         self.sources: dict[str, Source] = {}
         self.given: dict[torch.fx.Node, str] = {}
@@ -218,7 +219,7 @@ class _Walk:
         row = ROWS.get(name) or MODEL_ROWS.get(name)
         by_memory = node.target in STRIDED and not node.all_input_nodes[0].meta["val"].is_contiguous()
         if row is None or by_memory or not all(value.dtype in TYPES for value in tensors_around(node)):
-            return self.call(node)
+            return self.complex.called(node, name)
         first, self.im.used = first_result(node), used_results(node)
         self.im.on_cpu, self.im.stated = first.device.type == "cpu", tuple(map(size_of, first.shape))
         try:
