@@ -178,7 +178,7 @@ def _emit(geo: BlockGeometry, constants: frozenset[str]) -> None:
     tensors = _declared(geo.program)
     maps = _tensor_maps(geo, tensors)
     if plan.release != "never":
-        overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (plan.cluster > 1), "threadIdx.x")
+        overlap.declare(cluster=plan.cluster)
     threads = dialect.threads(geo.program, plan)
     if plan.release == "begin":
         overlap.release()

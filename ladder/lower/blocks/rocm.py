@@ -30,7 +30,7 @@ from ladder.lower.gpu.decode import Decoder
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.attention_loads import HIGH_HALVES, LOW_HALVES
 from ladder.lower.rocm.decode import wave_decoder
-from ladder.lower.rocm.steps import K_GROUPS, SPLIT_STEPS, STEPS, WMMA_STEPS, WaveStep
+from ladder.lower.rocm.steps import K_GROUPS, matrix_steps
 from schedules.wave_attention import fragment_of
 from targets import TileDevice
 
@@ -50,15 +50,6 @@ def _sigmoid(x: Expr) -> Expr:
 
 def _reciprocal(x: Expr) -> Expr:
     return d.intrinsic("float32", "llvm.amdgcn.rcp", x)
-
-
-def step_of(device: TileDevice, operand: str, words: int) -> WaveStep:
-    """Return a device's matrix instruction whose operands of a type are so many registers."""
-    return next(
-        step
-        for step in (*STEPS, *WMMA_STEPS, *SPLIT_STEPS)
-        if step.feature in device.features and step.activation == operand and step.words == words
-    )
 
 
 class RocmBlocks(BlockDialect):
@@ -81,7 +72,8 @@ class RocmBlocks(BlockDialect):
     def __init__(self, device: TileDevice, shape: FragmentShape, operand: str) -> None:
         super().__init__(RocmDialect(device), shape)
         self.repeats = fragment_of(device).operands
-        self.step = step_of(device, operand, shape.run * self.repeats // 2)
+        words = shape.run * self.repeats // 2
+        self.step = next(step for step in matrix_steps(device, operand) if step.words == words)
 
     def launch(self, blocks: int, plan: BlockSchedule) -> tuple[Expr, Expr, Expr, Expr]:
         block, thread = d.launch(blocks, plan.warps * self.shape.lanes)

@@ -94,7 +94,7 @@ class CudaDialect(Dialect):
         return by_near_inverse
 
     def start(self, blocks: Expr, threads: int, words: int, inputs: Sequence[Early]) -> tuple[Expr, Expr]:
-        self.overlap.declare("blockIdx.x", "threadIdx.x", shared=bool(words))
+        self.overlap.declare(shared=bool(words))
         b.device()
         (block,) = b.block_index([blocks])
         thread = b.thread_index(threads)

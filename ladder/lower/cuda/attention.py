@@ -302,8 +302,7 @@ def emit(form: Attention, device: TileDevice, schedule: AttentionSchedule, name:
     spec, overlap = choose_spec(form, device, schedule), Overlap(device)
     with b.function(name, noalias=False) as result:  # nothing may be read before `Overlap.wait`
         inputs = declare_inputs(form)
-        cluster = ["clusterCtaIdx.x"] * (schedule.cluster > 1)
-        overlap.declare("blockIdx.x", "blockIdx.y", "blockIdx.z", *cluster, "threadIdx.x")
+        overlap.declare(axes=3, cluster=schedule.cluster)
         place = find_place(spec, inputs)
         join = Join(spec, place)
         overlap.release()

@@ -14,14 +14,12 @@ from ladder.ir.attention import CODES, STEP_ELEMENTS, Attention, head_problem
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.functions import pack
-from ladder.lower.gpu.attention import HeadPlace, Inputs, Limits, WordOperands, first_of_head
+from ladder.lower.gpu.attention import HeadPlace, Inputs, Limits, WordOperands, first_of_head, lane_decoders
 from ladder.lower.gpu.emission import TirMachine, helper
 from ladder.lower.gpu.instructions import MatrixStep, select_step
-from ladder.lower.gpu.proven import Proven, proven_recipes
-from ladder.lower.gpu.recipes import Conversion, Lanes16
+from ladder.lower.gpu.recipes import Conversion
 from schedules.attention import STEP_KEYS, STEP_ROWS, WARP, AttentionSchedule
 from schedules.attention_rows import Piece, divide
-from schedules.codes import LARGEST_GAIN
 from schedules.layouts import Field
 from schedules.schedule import check
 from targets import TileDevice
@@ -46,16 +44,10 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, float]:
 
     Raises ScheduleError if the type has none.
     """
-    ttype = get_type(stored)
-    found: list[Proven] = []
-    for proven in proven_recipes(Conversion(ttype, operand, raw=True)):
-        one = len(set(proven.meaning.gains)) == 1 and not any(proven.meaning.offsets)
-        if isinstance(proven.recipe, Lanes16) and one and abs(proven.meaning.gains[0]) <= LARGEST_GAIN:
-            found.append(proven)
+    every = lane_decoders(Conversion(get_type(stored), operand, raw=True))
+    found = [(inner, gain) for proven, inner, gain in every if proven.in_range]
     check(bool(found), f"{stored} has no decoder to {operand} in lanes")
-    best = found[0]
-    assert isinstance(best.recipe, Lanes16)
-    return best.recipe.inner, best.meaning.gains[0]
+    return found[0]
 
 
 class Operands(WordOperands):

@@ -142,8 +142,7 @@ class Gemv:
     def emit(self) -> None:
         spec, overlap, prologue = self.spec, self.overlap, self.prologue
         args = declare_arguments(spec.gemm, None if prologue is None else prologue.columns)
-        shared = ["clusterCtaIdx.x"] * (spec.schedule.cluster > 1)
-        overlap.declare("blockIdx.x", "blockIdx.y", *shared, "threadIdx.x")
+        overlap.declare(axes=2, cluster=spec.schedule.cluster)
         place = find_place(spec, args, overlap)
         cursor = Cursor(spec, place)
         overlap.release()

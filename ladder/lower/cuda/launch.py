@@ -59,16 +59,18 @@ class Overlap:
         """Whether the device launches kernels early."""
         return "pdl" in self.device.features
 
-    def declare(self, *axes: str, shared: bool = True) -> None:
+    def declare(self, axes: int = 1, cluster: int = 1, shared: bool = True) -> None:
         """Ask for an early launch; call it before `ladder.lower.builder.device`.
 
-        axes: Every launch extent of the kernel: ``"blockIdx.x"``, ``"threadIdx.x"``, ``"clusterCtaIdx.x"``,
-            ...
-        shared: Whether it uses dynamic shared memory.
+        axes: Of the grid.
+        cluster: Blocks of a cluster.
+        shared: Whether the kernel uses dynamic shared memory.
         """
         if self.possible:
-            last = [DYNAMIC_SHARED] if shared else []
-            b.function_attribute("tirx.kernel_launch_params", [*axes, EARLY_LAUNCH, *last])
+            grid = [f"blockIdx.{axis}" for axis in "xyz"[:axes]]
+            extents = [*grid, *["clusterCtaIdx.x"] * (cluster > 1), "threadIdx.x"]
+            last = [DYNAMIC_SHARED] * shared
+            b.function_attribute("tirx.kernel_launch_params", [*extents, EARLY_LAUNCH, *last])
 
     def release(self) -> None:
         """Let the next kernel start once all blocks of this one have come here or ended."""

@@ -290,7 +290,7 @@ class Mma:
         """Emit the whole body: fill the stages, walk K, store."""
         spec, overlap = self.spec, self.overlap
         args = declare_arguments(spec.gemm)
-        overlap.declare("blockIdx.x", "threadIdx.x")
+        overlap.declare()
         place = find_place(spec, args, overlap)
         overlap.release()
         geo, groups = spec.geo, spec.groups

@@ -256,7 +256,7 @@ def _emit(form: ScaledGemm, device: TileDevice, schedule: ScaledSchedule) -> Non
         encode_map(args.x, args.m, args.row_bytes, rows),
         encode_map(args.w, args.n, args.row_bytes, schedule.rows),
     )
-    overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (schedule.cluster > 1), "threadIdx.x")
+    overlap.declare(cluster=schedule.cluster)
     b.device(min_blocks=1)
     where = find_place(args, schedule)
     copied = b.bind(rows)

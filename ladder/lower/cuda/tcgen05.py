@@ -168,7 +168,7 @@ class Tcgen05:
         assert isinstance(geo, TensorGeometry)
         args = declare_arguments(spec.gemm)
         x_map = encode_map(spec, args)
-        overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (geo.blocks > 1), "threadIdx.x")
+        overlap.declare(cluster=geo.blocks)
         b.device(min_blocks=geo.resident_blocks(spec.device))
         grid = find_grid(spec, args)
         overlap.release()

@@ -48,7 +48,7 @@ class Wgmma:
         stored_map = encode_stored_map(spec, args)
         y_map = encode_output_map(spec, args) if spec.geo.store_buffers(spec.device) else None
         workspace = declare_workspace(spec) if spec.schedule.stream_k else None
-        overlap.declare("blockIdx.x", *["clusterCtaIdx.x"] * (spec.geo.blocks > 1), "threadIdx.x")
+        overlap.declare(cluster=spec.geo.blocks)
         b.device(min_blocks=spec.geo.resident_blocks(spec.device))
         grid = find_grid(spec, args)
         stream = None if workspace is None else divide(spec, grid, workspace)

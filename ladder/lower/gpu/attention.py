@@ -14,6 +14,8 @@ from tvm.tirx.script.builder import ir as I
 from ladder.ir.attention import Attention
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.gpu.proven import Proven, proven_recipes
+from ladder.lower.gpu.recipes import Conversion, LaneRecipe, Lanes16
 
 ALIGNMENT = {"q": 16, "k": 16, "v": 16, "out": 16}
 """Bytes at which tensors begin that are accessed in wide pieces."""
@@ -50,6 +52,14 @@ def unseen_rows(form: Attention, keys: Expr) -> Expr:
 
 
 Function = Callable[[Expr], Expr]
+
+
+def lane_decoders(conversion: Conversion) -> Iterator[tuple[Proven, LaneRecipe, float]]:
+    """Yield proven decoders of two codes in 16-bit lanes whose results lack one factor: it comes last."""
+    for proven in proven_recipes(conversion):
+        recipe, meaning = proven.recipe, proven.meaning
+        if isinstance(recipe, Lanes16) and len(set(meaning.gains)) == 1 and not any(meaning.offsets):
+            yield proven, recipe.inner, meaning.gains[0]
 
 
 class WordOperands(ABC):

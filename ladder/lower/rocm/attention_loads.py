@@ -20,14 +20,13 @@ from tvm.script import tirx as T
 from ladder.ir.attention import CODES, Attention
 from ladder.lower import Expr
 from ladder.lower import builder as b
-from ladder.lower.gpu.attention import HeadPlace, Inputs, Limits, WordOperands
-from ladder.lower.gpu.proven import proven_recipes
-from ladder.lower.gpu.recipes import Conversion, Lanes16
+from ladder.lower.gpu.attention import HeadPlace, Inputs, Limits, WordOperands, lane_decoders
+from ladder.lower.gpu.recipes import Conversion
 from ladder.lower.rocm import dialect as d
 from ladder.lower.rocm.decode import Exact, proven_here, vector_instructions
 from ladder.lower.rocm.gemm_place import WaveLanes, together
 from ladder.lower.rocm.machine import RocmMachine, join_bfloat
-from ladder.lower.rocm.steps import SPLIT_STEPS, STEPS, WMMA_STEPS, WaveStep
+from ladder.lower.rocm.steps import WaveStep, matrix_steps
 from schedules.layouts import Field
 from schedules.schedule import check
 from schedules.wave_attention import (
@@ -56,10 +55,9 @@ def lane_recipe(stored: str, operand: str) -> tuple[Any, bool]:
     """
     conversion = Conversion(get_type(stored), operand, raw=True)
     found = [
-        (here.recipe, proven.recipe.inner)
-        for proven in proven_recipes(conversion)
-        if isinstance(proven.recipe, Lanes16) and set(proven.meaning.gains) == {1.0}
-        if not any(proven.meaning.offsets)
+        (here.recipe, inner)
+        for proven, inner, gain in lane_decoders(conversion)
+        if gain == 1.0
         for here in proven_here(proven, conversion)
     ]
     check(bool(found), f"{stored} has no decoder to {operand} in lanes")
@@ -79,11 +77,7 @@ class Operands(WordOperands):
         self.key_widths = [piece.words(width) for piece in self.key_pieces]
         self.value_widths = [piece.words(width) for piece in self.value_pieces]
         self.recipe = lane_recipe(form.stored, form.ttype) if self.scaled else None
-        self.steps = [
-            step
-            for step in (*STEPS, *WMMA_STEPS, *SPLIT_STEPS)
-            if step.feature in device.features and step.activation == form.ttype
-        ]
+        self.steps = matrix_steps(device, form.ttype)
 
     @property
     def tiles(self) -> int:

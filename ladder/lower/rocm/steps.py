@@ -328,6 +328,12 @@ SPLIT_STEPS: tuple[WaveStep, ...] = (
 """WMMA of RDNA4."""
 
 
+def matrix_steps(device: TileDevice, activation: str) -> list[WaveStep]:
+    """Return a device's matrix instructions for operands of a type, the widest first."""
+    every = (*STEPS, *WMMA_STEPS, *SPLIT_STEPS)
+    return [step for step in every if step.feature in device.features and step.activation == activation]
+
+
 def best_step(steps: Sequence[WaveStep], device: TileDevice, activation: str) -> WaveStep:
     """Return the first of a pipeline's steps that a device has for activations of a type.
 
