@@ -9,6 +9,7 @@ from math import ceil
 from ladder.ir.build import draws, node_attributes
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
+from ladder.partition.alike import join_alike, join_readers
 from ladder.partition.borders import is_bordered, is_given, is_turned
 from ladder.partition.directions import mixes_directions
 from ladder.partition.elements import lacking
@@ -121,15 +122,14 @@ class Chains:
 
     def join_on_gpus(self) -> None:
         """Join what reads one value, or all that is one loop where no two chains are."""
-        for number in sorted(self.members, reverse=True):
-            if number in self.members:
-                self.join_readers(number)
+        join_readers(self)
         for number in sorted(self.reasons):
             if number in self.reasons and self.reductions & self.members[number]:
                 self.join_tiles(number)
         for number in sorted(self.reasons):
             self.hand_over(number)
         self.gather()
+        join_alike(self)
 
     def place(self, node: Node) -> None:
         """Let a node begin a chain, then join the chains of its operands one after the other."""
@@ -140,17 +140,6 @@ class Chains:
             other = None if source is None else self.chain_of.get(self.graph.producer(source).name)
             if other is not None and other != self.chain_of[node.name]:
                 self.join(other, self.chain_of[node.name])
-
-    def join_readers(self, number: int) -> None:
-        """Join a chain of few elements with others that read it: launches are what they cost."""
-        for reader in sorted(one for one in self.reading(number) if one is not None):
-            few = number in self.members and reader in self.members
-            if few and max(map(self.work, (number, reader))) < LARGE_WORK // SPLIT_RATIO:
-                self.join(number, reader)
-
-    def work(self, number: int) -> int:
-        """Return the elements of the largest value that a chain computes or reads."""
-        return max(known(product(node.tile.shape)) for node in self.region(self.members[number])[0].nodes)
 
     def only_reader(self, number: int) -> int | None:
         """Return the chain that alone reads what one gives; None if there is none, or somebody else reads."""

@@ -47,6 +47,15 @@ def classes(shape: tuple[int, ...]) -> Graph:
     return g.finish(g.add("reshape", found, shape=(1,)))
 
 
+def deviations(shape: tuple[int, ...]) -> Graph:
+    """Return the sum over few columns of what lies from their means: three reductions, one in the other."""
+    g = GraphBuilder("chain")
+    x = g.input("x", "float32", shape)
+    mean = g.add("mul", over(g, x, (0,)), g.add("constant", value=1 / shape[0], type="float32"))
+    squares = over(g, g.add("square", g.add("sub", x, mean)), (0,))
+    return g.finish(g.add("reshape", over(g, g.add("sqrt", squares), (0,)), shape=(1,)))
+
+
 def shares(shape: tuple[int, ...]) -> Graph:
     """Return elements over the sum of two axes of theirs."""
     g = GraphBuilder("chain")
@@ -62,6 +71,7 @@ CASES: dict[str, tuple[Callable[..., Graph], tuple[int, ...], int]] = {
     "one": (whole, (1, 1), 1),
     "largest": (largest, (7, 130), 1),
     "classes": (classes, (4, 3, 130), 2),
+    "deviations": (deviations, (9, 6), 1),
     "shares": (shares, (2, 3, 4, 130), 1),
 }
 

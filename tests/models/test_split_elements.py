@@ -42,6 +42,18 @@ def test_what_is_stored_is_summed_where_it_is_made() -> None:
     assert len(parts[0].outputs) == 5
 
 
+def critics(*x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Losses of arguments that have nothing in common but their length."""
+    return (x[0] - x[1]).square().mean(), x[2].mean(), (x[3] - 6).abs().mean()
+
+
+def test_sums_of_as_many_elements_are_one_launch() -> None:
+    parts = planned(critics, *(torch.zeros(1 << 19) for _ in range(4)))
+    assert len(parts) == 2
+    assert len(parts[0].outputs) == 3
+    assert len(planned(critics, *(torch.zeros(1 << 23) for _ in range(4)))) == 6
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("special", [None, torch.nan, torch.inf])
 @pytest.mark.parametrize(

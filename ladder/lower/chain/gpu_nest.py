@@ -358,7 +358,7 @@ class GpuNest(Nest):
             probe = self.probe("k", it.extent)
             self.prepare(it.operand, it.at(probe), (probe,))
             nested = self.values.needed(it.operand, it.at(probe))
-            each = bool(nested) and together and is_of_few(self, it, nested)
+            each = bool(nested) and together and is_of_few(self, it, nested, probe)
         last = it.axis == len(self.graph.tile(it.operand).shape) - 1
         width = self.width() if together and last and not nested else 1
         width = width if isinstance(it.neighbours, int) and it.neighbours % width == 0 else 1

@@ -39,11 +39,14 @@ class MergedReduction(Reduction):
         return self.read_for(index, tirx.floormod(position, self.neighbours))
 
 
-def merged(nest: Nest, it: Reduction) -> Reduction:
-    """Return a reduction together with those that it reads as they are and that have its operator."""
+def merged(nest: Nest, it: Reduction, inner: Index = ()) -> Reduction:
+    """Return a reduction together with those that it reads as they are and that have its operator.
+
+    inner: Variables of loops around it that are not emitted yet: what depends on them is not emitted either.
+    """
     while True:
         probe = nest.probe("k", it.extent)
-        nest.prepare(it.operand, it.at(probe), (probe,))
+        nest.prepare(it.operand, it.at(probe), (*inner, probe))
         inside = nest.values.needed(it.operand, it.at(probe))
         if len(inside) != 1:
             return it
@@ -54,11 +57,14 @@ def merged(nest: Nest, it: Reduction) -> Reduction:
         it = MergedReduction(nest, it, node)
 
 
-def is_of_few(nest: Nest, it: Reduction, inside: Sequence[tuple[Node, Index]]) -> bool:
-    """Tell whether a reduction has few positions, for each of which long reductions are made first."""
+def is_of_few(nest: Nest, it: Reduction, inside: Sequence[tuple[Node, Index]], position: Expr) -> bool:
+    """Tell whether a reduction has few positions, for each of which long reductions are made first.
+
+    position: The variable that stands for one, of which ``inside`` depends.
+    """
     if not isinstance(it.extent, int) or not 0 < it.extent * len(inside) <= MOST_INNER:
         return False
-    extents = [merged(nest, Reduction(nest, node, place)).extent for node, place in inside]
+    extents = [merged(nest, Reduction(nest, node, place), (position,)).extent for node, place in inside]
     return all(isinstance(extent, int) and extent >= LEAST_INNER for extent in extents)
 
 
