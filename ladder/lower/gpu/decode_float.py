@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -19,7 +19,6 @@ from ladder.lower.gpu.recipes import (
     Meaning,
     Recipe,
     gather,
-    lane_recipes,
     moves,
 )
 from schedules.layouts import SPREAD
@@ -70,7 +69,7 @@ class XorPacked:
 
     core: FloatCore
     order: str
-    factor: float
+    wiring: Wiring
 
     def register(self, m: Machine, words: Sequence[Word], index: int, zero: Word | None) -> Word:
         """Return two values, less ``zero``."""
@@ -85,8 +84,8 @@ class XorPacked:
             if len(moved) > 1
             else m.lop3(moved[0], bits, m.constant(0), AND)
         )
-        if self.factor != 1.0:
-            value = m.float_mul(self.core.name, value, m.constant(self.core.bits(self.factor)))
+        if self.wiring.gain != 1.0:
+            value = m.float_mul(self.core.name, value, m.constant(self.core.bits(self.wiring.gain)))
         return value if zero is None else m.float_sub(self.core.name, value, zero)
 
 
@@ -138,71 +137,51 @@ class ThroughBfloat:
         return value if zero is None else m.float_sub("float16", value, zero)
 
 
-def _wired(conversion: Conversion) -> Iterator[tuple[str, Wired]]:
+def propose_wired(conversion: Conversion) -> Iterator[tuple[str, Wired]]:
+    """Propose moved bits for floating-point formats and their like."""
     for core in FLOAT_CORES.values():
         for wiring in wirings(conversion.ttype, core.name):
             yield core.name, Wired(core, wiring)
 
 
-def _through_bfloat(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
-    for core, inner in _wired(conversion):
+def propose_through_bfloat(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
+    """Propose the detour through bfloat16 for float16 and fp8 operands."""
+    for core, inner in propose_wired(conversion):
         if core == "bfloat16":
             yield "float16", ThroughBfloat(inner)
 
 
-def propose_wired(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose moved bits for floating-point formats and their like."""
-    yield from lane_recipes(conversion, _wired(conversion))
-
-
-def _xor_packed(conversion: Conversion) -> Iterator[XorPacked]:
+def propose_xor(conversion: Conversion) -> Iterator[XorPacked]:
+    """Propose masked sums of shifted words for small floats that are XOR-packed."""
     packing = XOR_PACKINGS[conversion.order]
     placed = (*((packing.place + bit, bit) for bit in range(3)), (packing.sign, 3))
-    for core, recipe in _wired(conversion):
+    for core, recipe in propose_wired(conversion):
         fits = core == conversion.operand
         if fits and recipe.wiring.wires == placed and not recipe.wiring.base:
-            yield XorPacked(recipe.core, conversion.order, recipe.wiring.gain)
+            yield XorPacked(recipe.core, conversion.order, recipe.wiring)
 
 
-def _spread(conversion: Conversion) -> Iterator[Spread]:
+def propose_spread(conversion: Conversion) -> Iterator[Spread]:
+    """Propose masked rotations of words for floats whose magnitude begins where the order has it."""
     bits, place = conversion.bits, SPREAD[conversion.order]
     placed = (*((place + bit, bit) for bit in range(bits - 1)), (SIGN, bits - 1))
-    for core, recipe in _wired(conversion):
+    for core, recipe in propose_wired(conversion):
         if core == conversion.operand and recipe.wiring.wires == placed:
             yield Spread(recipe.core, conversion.order, recipe.wiring, bits)
 
 
-def propose_spread(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose masked rotations of words for floats whose magnitude begins where the order has it."""
-    yield from _spread(conversion)
-
-
-def propose_raw_spread(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
+def unscaled(
+    propose: Callable[[Conversion], Iterator[XorPacked | Spread]], conversion: Conversion
+) -> Iterator[tuple[Recipe, Meaning]]:
     """Propose the same whose power of two is left to scales or to the accumulator."""
-    for recipe in _spread(conversion):
+    for recipe in propose(conversion):
         gain = recipe.wiring.gain
         yield replace(recipe, wiring=replace(recipe.wiring, gain=1.0)), Meaning(gains=(gain, gain))
 
 
-def propose_xor(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose masked sums of shifted words for small floats that are XOR-packed."""
-    yield from _xor_packed(conversion)
-
-
-def propose_raw_xor(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
-    """Propose the same whose power of two is left to scales or to the accumulator."""
-    for recipe in _xor_packed(conversion):
-        yield replace(recipe, factor=1.0), Meaning(gains=(recipe.factor, recipe.factor))
-
-
-def propose_through_bfloat(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose the detour through bfloat16 for float16 and fp8 operands."""
-    yield from lane_recipes(conversion, _through_bfloat(conversion))
-
-
 def propose_raw_wired(conversion: Conversion) -> Iterator[tuple[Recipe, Meaning]]:
     """Propose moved bits whose power of two is left to scales or to the accumulator."""
-    for core, recipe in _wired(conversion):
+    for core, recipe in propose_wired(conversion):
         if core == conversion.operand:
             raw = Lanes16(conversion.bits, recipe.unscaled(), conversion.order)
             yield raw, Meaning(gains=(recipe.wiring.gain, recipe.wiring.gain))

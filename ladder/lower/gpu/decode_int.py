@@ -18,7 +18,6 @@ from ladder.lower.gpu.recipes import (
     Recipe,
     fields,
     gather,
-    lane_recipes,
     moves,
 )
 from tile_types.forms import Affine, affine_forms
@@ -142,7 +141,8 @@ class ByteOffset:
         return m.lop3(m.subtract(held, taken), high, none, XOR)
 
 
-def _magic(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
+def propose_magic(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
+    """Propose magic numbers for affine types."""
     for form in affine_forms(conversion.ttype):
         for core in FLOAT_CORES.values():
             magic = Magic(core, conversion.bits, form)
@@ -161,21 +161,12 @@ def _codes(core: FloatCore, bits: int) -> Iterator[LaneRecipe]:
         yield SplitMagic(core, bits, signed=False)
 
 
-def _split(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
+def propose_split_magic(conversion: Conversion) -> Iterator[tuple[str, LaneRecipe]]:
+    """Propose magic numbers for integers just too wide for the mantissa."""
     for core in FLOAT_CORES.values():
         if conversion.bits == core.mantissa_bits + 1:
             for signed in (True, False):
                 yield core.name, SplitMagic(core, conversion.bits, signed)
-
-
-def propose_magic(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose magic numbers for affine types."""
-    yield from lane_recipes(conversion, _magic(conversion))
-
-
-def propose_split_magic(conversion: Conversion) -> Iterator[Recipe]:
-    """Propose magic numbers for integers just too wide for the mantissa."""
-    yield from lane_recipes(conversion, _split(conversion))
 
 
 def propose_bytes(conversion: Conversion) -> Iterator[Recipe]:

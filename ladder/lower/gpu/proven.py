@@ -6,20 +6,20 @@ accepts, the cheapest (`machine.Cost`) is used. So a new type needs no entry her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ladder.ir.gemm import Gemm
 from ladder.lower.gpu.decode_codebook import Table, propose_lookup, propose_table
 from ladder.lower.gpu.decode_float import (
-    propose_raw_spread,
     propose_raw_wired,
-    propose_raw_xor,
     propose_spread,
     propose_through_bfloat,
     propose_wired,
     propose_xor,
+    unscaled,
 )
 from ladder.lower.gpu.decode_int import (
     propose_bytes,
@@ -35,6 +35,7 @@ from ladder.lower.gpu.recipes import (
     Conversion,
     Meaning,
     Recipe,
+    lane_recipes,
     propose_pass_through,
     propose_reference,
 )
@@ -46,56 +47,45 @@ from targets import TileDevice
 from tile_types import TType, get_type, representable, require_representable
 from tile_types.errors import ConversionError, VerificationError
 
-Propose = Callable[[Conversion], Iterator[Recipe]]
-
-ProposeRaw = Callable[[Conversion], Iterator[tuple[Recipe, Meaning]]]
-
-STRATEGIES: dict[str, Propose] = {
-    "pass-through": propose_pass_through,
-    "magic": propose_magic,
-    "split magic": propose_split_magic,
-    "wired": propose_wired,
-    "xor": propose_xor,
-    "spread": propose_spread,
-    "through bfloat16": propose_through_bfloat,
-    "bytes": propose_bytes,
-    "lookup": propose_lookup,
-    "table": propose_table,
-    "reference": propose_reference,
-}
-"""Ways to decode; of equally cheap ones the first is used."""
-
-RAW_STRATEGIES: dict[str, ProposeRaw] = {
-    "placed": propose_placed,
-    "wired, unscaled": propose_raw_wired,
-    "xor, unscaled": propose_raw_xor,
-    "spread, unscaled": propose_raw_spread,
-    "signed": propose_signed,
-}
-"""Further ways where raw numbers will do."""
-
 LANES = ("lanes", "dense")
 
 BY_LANE = (*LANES, "bytes", *SIGN_PLACES)
 
-STRATEGY_ORDERS = {
-    "pass-through": ("lanes",),
-    "magic": BY_LANE,
-    "wired": BY_LANE,
-    "wired, unscaled": BY_LANE,
-    "through bfloat16": BY_LANE,
-    "reference": BY_LANE,
-    "lookup": (*LANES, "pairs"),
-    "table": (*LANES, "bytes", "pairs"),
-    "xor": tuple(XOR_PACKINGS),
-    "spread": tuple(SPREAD),
-    "spread, unscaled": tuple(SPREAD),
-    "xor, unscaled": tuple(XOR_PACKINGS),
-}
-"""Orders of packed bits that a strategy can read; the others read `LANES`."""
 
-NEEDS = {"through bfloat16": (8, 0)}
-"""Least compute capability of strategies that not every device with the operand type can run."""
+@dataclass(frozen=True)
+class Strategy:
+    """A way to decode.
+
+    propose: Yields recipes; of ``raw`` numbers, which not every kernel takes, each with what they mean.
+    orders: Orders of packed bits that it reads.
+    capability: Least compute capability, where not every device with the operand type can run it.
+    """
+
+    propose: Callable[[Conversion], Iterator[Any]]
+    orders: tuple[str, ...] = LANES
+    raw: bool = False
+    capability: tuple[int, int] = (0, 0)
+
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "placed": Strategy(propose_placed, raw=True),
+    "wired, unscaled": Strategy(propose_raw_wired, BY_LANE, raw=True),
+    "xor, unscaled": Strategy(partial(unscaled, propose_xor), tuple(XOR_PACKINGS), raw=True),
+    "spread, unscaled": Strategy(partial(unscaled, propose_spread), tuple(SPREAD), raw=True),
+    "signed": Strategy(propose_signed, raw=True),
+    "pass-through": Strategy(propose_pass_through, ("lanes",)),
+    "magic": Strategy(partial(lane_recipes, propose_magic), BY_LANE),
+    "split magic": Strategy(partial(lane_recipes, propose_split_magic)),
+    "wired": Strategy(partial(lane_recipes, propose_wired), BY_LANE),
+    "xor": Strategy(propose_xor, tuple(XOR_PACKINGS)),
+    "spread": Strategy(propose_spread, tuple(SPREAD)),
+    "through bfloat16": Strategy(partial(lane_recipes, propose_through_bfloat), BY_LANE, capability=(8, 0)),
+    "bytes": Strategy(propose_bytes),
+    "lookup": Strategy(propose_lookup, (*LANES, "pairs")),
+    "table": Strategy(propose_table, (*LANES, "bytes", "pairs")),
+    "reference": Strategy(propose_reference, BY_LANE),
+}
+"""Ways to decode; of equally cheap ones the first is used."""
 
 OFFSET_CLOCKS = 4.0
 """Clocks per tile that an offset costs a kernel which sums x once for all rows."""
@@ -116,6 +106,11 @@ class Proven:
     recipe: Recipe
     meaning: Meaning
     cost: Cost
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Least compute capability that runs it; (0, 0): every device with the operand type does."""
+        return STRATEGIES[self.strategy].capability if self.strategy in STRATEGIES else (0, 0)
 
     @property
     def in_range(self) -> bool:
@@ -154,14 +149,11 @@ def proven_recipes(conversion: Conversion) -> list[Proven]:
 
 
 def _proposals(conversion: Conversion) -> Iterator[tuple[str, Recipe, Meaning]]:
-    raw = RAW_STRATEGIES if conversion.raw else {}
-    for strategy in (*raw, *STRATEGIES):
-        if conversion.order not in STRATEGY_ORDERS.get(strategy, LANES):
+    for name, strategy in STRATEGIES.items():
+        if conversion.order not in strategy.orders or (strategy.raw and not conversion.raw):
             continue
-        if strategy in raw:
-            yield from ((strategy, *proposal) for proposal in raw[strategy](conversion))
-        else:
-            yield from ((strategy, recipe, PLAIN) for recipe in STRATEGIES[strategy](conversion))
+        for found in strategy.propose(conversion):
+            yield (name, *found) if strategy.raw else (name, found, PLAIN)
 
 
 def _prove_all(conversion: Conversion) -> list[Proven]:
@@ -186,7 +178,7 @@ def _prove_all(conversion: Conversion) -> list[Proven]:
 
 def _runs_anywhere(proven: Proven) -> bool:
     """Tell whether a recipe serves any kernel: it needs neither a device's instructions nor a table."""
-    return proven.in_range and proven.strategy not in NEEDS and not table_bytes(proven.recipe)
+    return proven.in_range and not any(proven.capability) and not table_bytes(proven.recipe)
 
 
 def cheapest(
@@ -203,7 +195,7 @@ def cheapest(
 
 def usable(proven: Proven, capability: tuple[int, int], table: int) -> bool:
     """Tell whether a compute capability runs a recipe, with ``table`` bytes for its table."""
-    return capability >= NEEDS.get(proven.strategy, (0, 0)) and table_bytes(proven.recipe) <= table
+    return capability >= proven.capability and table_bytes(proven.recipe) <= table
 
 
 def table_bytes(recipe: Recipe) -> int:

@@ -7,7 +7,7 @@ The layout is `schedules.fragments.FragmentLayout`, `fields` says where it has t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -289,10 +289,14 @@ def propose_reference(conversion: Conversion) -> Iterator[Recipe]:
         yield Narrowed(conversion.bits, Reference(ttype, "float16", 16), operand, conversion.order)
 
 
-def lane_recipes(conversion: Conversion, inner: Iterator[tuple[str, LaneRecipe]]) -> Iterator[Recipe]:
+ProposeLanes = Callable[[Conversion], Iterator[tuple[str, LaneRecipe]]]
+"""Yields lane recipes, each with the core that it is for."""
+
+
+def lane_recipes(propose: ProposeLanes, conversion: Conversion) -> Iterator[Recipe]:
     """Turn lane recipes of float16 and bfloat16 into recipes of the conversion's operand."""
     core = conversion.operand if conversion.operand in FLOAT_CORES else "float16"
-    for made_for, recipe in inner:
+    for made_for, recipe in propose(conversion):
         if made_for != core or conversion.operand == "int8":
             continue
         if conversion.operand in FLOAT_CORES:

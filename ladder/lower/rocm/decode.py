@@ -37,7 +37,6 @@ from ladder.lower.gpu.groups import FLOAT32_BIAS, FLOAT32_MANTISSA, NOTHING_LEFT
 from ladder.lower.gpu.machine import AND_XOR, REFERENCE_COST, SELECT, Machine, Word, repeat
 from ladder.lower.gpu.proof import NumpyMachine, Words, lanes, prove
 from ladder.lower.gpu.proven import (
-    NEEDS,
     Proven,
     count,
     decode_all,
@@ -306,7 +305,7 @@ def best_recipe(conversion: Conversion, device: TileDevice) -> Proven:
     choices = [
         as_wave
         for proven in (*shared, *_own_recipes(conversion, device))
-        if proven.strategy not in NEEDS and not table_bytes(proven.recipe)
+        if not any(proven.capability) and not table_bytes(proven.recipe)
         if proven.in_range
         for as_wave in proven_here(proven, conversion)
     ]
