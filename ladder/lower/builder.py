@@ -9,7 +9,8 @@ Calls such as ``T.ptx[...](...)`` are expressions: `emit` turns them into statem
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -223,6 +224,18 @@ def when(condition: Expr) -> Iterator[None]:
     """Emit ``if (condition)``; a Python bool selects at emission time only if true."""
     with I.If(condition), I.Then():
         yield
+
+
+def every(*conditions: Expr | None) -> Expr | None:
+    """Return whether all conditions hold; None stands for what always does."""
+    found = [condition for condition in conditions if condition is not None]
+    return reduce(T.And, found) if found else None
+
+
+def where(*conditions: Expr | None) -> AbstractContextManager[None]:
+    """Emit a branch around what follows, taken where `every` condition holds; none if all always do."""
+    condition = every(*conditions)
+    return nullcontext() if condition is None else when(condition)
 
 
 def either(condition: Expr, then: Any, otherwise: Any) -> None:

@@ -116,7 +116,7 @@ class Bins:
                 nest.within(item, self.count)
                 nest.store_vector(self.value, [nest.bound_index(item, shape)])
             for valid, store in nest.later:
-                with nest.where(valid):
+                with b.where(valid):
                     store()
             nest.later = nest.valid = None
             nest.values.forget()

@@ -202,7 +202,7 @@ class ColumnReductions:
         for position, within in self.rounds(shape, first):
             places = [self.place(row, position, column) for column in columns]
             found = nest.elements(value, places)
-            with nest.where(within), nest.placed(value, places) as target:
+            with b.where(within), nest.placed(value, places) as target:
                 nest.vectors.store(nest.results[value], dtype, target, found)
 
     def rounds(self, extents: Sequence[Expr], first: Expr) -> Iterator[tuple[Index, Expr | None]]:

@@ -95,7 +95,7 @@ class ColumnScans:
             for place, there in zip(places, valid, strict=True):
                 found = nest.elements(value, [place])
                 store = storing(nest, value, [place], found)
-                with nest.where(there, inside):
+                with b.where(there, inside):
                     store()
         nest.values.forget()
         nest.values.cells.clear()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, reduce
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from tvm import tirx
@@ -264,7 +264,7 @@ class GpuNest(Nest):
                 found[:] = map(in_register, found)
             self.later.append((self.valid, store))
             return
-        with self.where(self.valid):
+        with b.where(self.valid):
             store()
 
     def note_neighbours(self, value: str, places: Sequence[Index]) -> None:
@@ -277,12 +277,6 @@ class GpuNest(Nest):
                 reads.append([(name, self.address(name, at)) for name, at in self.reads(value, place)])
                 self.values.forget()
         self.vectors.note(reads)
-
-    @staticmethod
-    def where(*conditions: Expr | None) -> AbstractContextManager[None]:
-        """Emit a branch around what follows, for conditions of which some may be None: true."""
-        found = [condition for condition in conditions if condition is not None]
-        return b.when(reduce(tirx.And, found)) if found else nullcontext()
 
     def elements(self, value: str, places: Sequence[Index]) -> list[Expr]:
         """Return neighbouring elements, as vectors."""
@@ -328,7 +322,7 @@ class GpuNest(Nest):
                 self.within(number, items)
                 body(number, None)
             for valid, store in self.later:
-                with self.where(valid):
+                with b.where(valid):
                     store()
             self.later = None
             self.values.forget()

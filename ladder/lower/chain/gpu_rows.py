@@ -115,7 +115,7 @@ class RowLoops:
                 places = [(*front, column + lane) for lane in range(width)]
                 found = self.nest.elements(value, places)
                 store = storing(self.nest, value, places, found)
-                with self.nest.where(valid, self.nest.valid):
+                with b.where(valid, self.nest.valid):
                     store()
             else:
                 self.nest.vector(value, tuple(front), column, width)

@@ -10,7 +10,7 @@ V is the elements of a vector along rows; S spreads the few vectors of a low til
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -191,7 +191,7 @@ class SharedTranspose:
             inside = self.inside(row + group * self.span, column + word * per_word, item, items)
             registers = [self.registers(staged) for _ in range(per_word)]
             first_row, first_column = row + group * self.span, column + word * per_word
-            with nullcontext() if inside is None else b.when(inside):
+            with b.where(inside):
                 for at in range(per_word):
                     beside = first_column + at
                     if at and self.values.is_below(beside, self.columns) is not True:
@@ -199,7 +199,7 @@ class SharedTranspose:
                     self.load(staged, outer, first_row, beside, registers[at])
             loaded.append((group, word, inside, registers))
         for group, word, inside, registers in loaded:
-            with nullcontext() if inside is None else b.when(inside):
+            with b.where(inside):
                 for lane in range(self.span):
                     found = [r[0] if self.span == 1 else element(r, lane, staged.dtype) for r in registers]
                     self.put(staged, group, lane, word, found)
@@ -215,10 +215,7 @@ class SharedTranspose:
         for position, boundary in ((row, self.rows), (column, self.columns), (item, items)):
             if self.values.is_below(position, boundary) is not True:
                 conditions.append(position < boundary)
-        whole = conditions[0] if conditions else None
-        for condition in conditions[1:]:
-            whole = tirx.And(whole, condition)
-        return whole
+        return b.every(*conditions)
 
     def load(self, staged: Staged, outer: Sequence[Expr], row: Expr, column: Expr, registers: Any) -> None:
         """Emit one vector along rows into registers."""
@@ -230,7 +227,7 @@ class SharedTranspose:
         if self.span == 1:
             if conditions:
                 b.store(registers, tirx.const(0, str(registers.dtype)), 0)
-            with self.nest.where(*conditions):
+            with b.where(*conditions):
                 self.nest.dialect.load_one(registers, self.nest.buffers[staged.name], index)
         else:
             self.nest.vectors.fetch(staged.name, index, registers, self.span)
@@ -368,7 +365,7 @@ def _emit_vectors(nest: GpuNest, transpose: SharedTranspose) -> None:
         _emit_vector(nest, transpose, outer, (first_row, first_column), width, first)
         values.forget()
     for valid, store in nest.later:
-        with nest.where(valid):
+        with b.where(valid):
             store()
     nest.later = None
 
@@ -400,8 +397,7 @@ def _emit_vector(
     wide = values.simplified(tirx.floordiv(transpose.columns, width))
     begin = values.simplified(tirx.floordiv(corner[1], width))
     column, column_inside = _kept_inside(nest, column, begin, wide)
-    found = [one for one in (nest.valid, row_inside, column_inside) if one is not None]
-    nest.valid = reduce(tirx.And, found) if found else None
+    nest.valid = b.every(nest.valid, row_inside, column_inside)
     at = corner[1] + column * width
     places = [transpose.place(outer, corner[0] + row, at + lane) for lane in range(width)]
     nest.vectors.words.clear()

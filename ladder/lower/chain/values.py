@@ -23,6 +23,7 @@ from ladder.ir.indexing import Affine, parse_indexing
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
 from ladder.lower import Expr
+from ladder.lower import builder as b
 from ladder.lower.chain import gathers, joins
 from ladder.lower.chain.clamping import every_axis, is_read_under, is_within, spread_values
 from ladder.lower.chain.conversions import converted, decoded, encoded, round_through
@@ -363,10 +364,7 @@ def _guarded(values: Values, node: Node, place: Index, otherwise: float) -> Expr
     make = partial(values.at, node.inputs[0], _brought_inside(values, node, place))
     if otherwise == 0 and values.keep is not None and node.inputs[0] in values.zeroed:
         return values.under(conditions, make)
-    whole = conditions[0]
-    for condition in conditions[1:]:
-        whole = tirx.And(whole, condition)
-    return T.if_then_else(whole, values.under(conditions, make), border)
+    return T.if_then_else(b.every(*conditions), values.under(conditions, make), border)
 
 
 def _brought_inside(values: Values, node: Node, place: Index) -> Index:

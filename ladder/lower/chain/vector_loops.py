@@ -269,7 +269,7 @@ class VectorLoops:
                 self.flat_item(item, places, plan)
             self.nest.vectors.words.clear()
         for valid, store in self.nest.later or ():
-            with self.nest.where(valid):
+            with b.where(valid):
                 store()
         self.nest.later = None
 

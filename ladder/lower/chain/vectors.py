@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,7 +182,7 @@ class Vectors:
             register = b.local(1, f"uint{bits}")
             if guards:
                 b.store(register, tirx.const(0, f"uint{bits}"), 0)
-            with b.when(_all(guards)) if guards else nullcontext():
+            with b.where(*guards):
                 self.dialect.load_one(register, self.buffers[name], index or (0,))
             self.words[key] = register
         return self.words[key][0]
@@ -226,7 +225,7 @@ class Vectors:
             return registers
         for word in range(count):
             b.store(registers, T.uint32(0), word)
-        with b.when(_all(guards)):
+        with b.where(*guards):
             self.fetch(name, index, registers, self.width)
         return registers
 
@@ -258,13 +257,6 @@ def place_of(name: str, address: Expr) -> Any:
 def _moved(index: Index, elements: int) -> Index:
     """Return an index some elements further on; that of a tensor without axes is its only element's."""
     return (*index[:-1], index[-1] + elements) if index else (elements,)
-
-
-def _all(conditions: Sequence[Expr]) -> Expr:
-    whole = conditions[0]
-    for condition in conditions[1:]:
-        whole = tirx.And(whole, condition)
-    return whole
 
 
 def _accesses(words: int) -> list[tuple[int, int]]:

@@ -5,7 +5,6 @@ Index functions work on Python integers and on TIR expressions alike.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 from tvm.script import tirx as T
@@ -168,7 +167,7 @@ class SharedCopier(Copier):
         if valid is not None:
             for i in range(CHUNK_WORDS):
                 b.store(words, T.uint32(0), i)
-        with b.when(valid) if valid is not None else nullcontext():
+        with b.where(valid):
             b.ptx("ld.shared.v4.u32", *registers, source)
         b.ptx("st.shared.v4.u32", destination, *registers)
 

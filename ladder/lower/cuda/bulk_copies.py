@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from tvm.script import tirx as T
@@ -42,7 +41,7 @@ def tiled_map(
     where: What must hold for there to be a map; None: nothing.
     """
     handle, ones = map_handle(), (1,) * len(box)
-    with nullcontext() if where is None else b.when(where):
+    with b.where(where):
         call = T.call_packed(
             "runtime.cuTensorMapEncodeTiled",
             *(handle, dtype, len(extents), source.data, *extents, *pitches),
