@@ -54,8 +54,9 @@ Fitted to 638 runs of gemv and 38 of digits on an H200 and an H100.
 
 HALVES: dict[str, float] = {
     **BYTES,
-    "START_SECONDS": 1.88e-06,
-    "WARP_SECONDS": 2.5e-08,
+    "START_SECONDS": 1.7e-06,
+    "WARP_SECONDS": 1.5e-08,
+    "RAMP_CYCLES": 100,
     "POWER": 2.02,
     "OVERLAP": 3.15,
     "CROWDED": 0.616,

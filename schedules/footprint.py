@@ -234,7 +234,8 @@ def staged_groups(gemm: Gemm, schedule: GpuSchedule) -> int:
 def shared_bytes(gemm: Gemm, schedule: GpuSchedule) -> int:
     """Return the shared memory of one block."""
     if schedule.pipeline == "gemv":
-        sums = 4 * schedule.split_k * schedule.tile_m * (block_rows(schedule) + 4)
+        rows = block_rows(schedule)
+        sums = 4 * (schedule.split_k * schedule.tile_m * (rows + 4) + rows)
         held = table_bytes(gemm) + shared_value_bytes(gemm, schedule) + least_x_bytes(gemm, schedule)
         return max(held, sums)
     if schedule.pipeline == "digits":

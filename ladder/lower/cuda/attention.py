@@ -306,8 +306,8 @@ def emit(form: Attention, device: TileDevice, schedule: AttentionSchedule, name:
         place = find_place(spec, inputs)
         join = Join(spec, place)
         overlap.release()
-        if overlap.possible:
-            prefetch(spec, place)
+        if overlap.possible:  # while the kernel before still runs
+            prefetch(spec, place, place.worker, inputs.numbers["keys"])
         overlap.wait()
         limits, queries, sums = find_limits(spec, place), load_queries(spec, place), Sums(spec)
         walk(spec, place, limits, queries, sums, Keys(spec, place, limits.needed))
@@ -319,26 +319,33 @@ def walk(spec: Spec, place: Place, limits: Limits, queries: list[list[Expr]], su
     """Emit the loop over a warp's keys: loads of the next iteration are in flight while one is computed."""
     worker, workers, span = place.worker, place.workers, spec.span
     iterations = b.keep((limits.needed + span - 1) // span)
-    loads: list[Callable[[Expr], None]] = [keys.load_keys, keys.load_values]
+    early: list[Callable[[Expr], None]] = [keys.load_keys]  # as soon as the last ones are multiplied
+    late: list[Callable[[Expr], None]] = []
+    if spec.operands.scaled:  # scales come with keys, and are needed longer
+        early, late = late, early
     if spec.form.mask:
-        loads.insert(0, keys.load_mask)
-    with b.when(worker < iterations):
-        for load in loads:
-            load(worker)
+        late.append(keys.load_mask)
+
+    def fetch(loads: Sequence[Callable[[Expr], None]], iteration: Expr) -> None:
+        if loads:
+            with b.when(iteration < iterations):
+                for load in loads:
+                    load(iteration)
+
+    fetch([*late, *early, keys.load_values], worker)
+    prefetch(spec, place, worker + workers, limits.needed)
     count = b.keep(T.max((iterations - worker + workers - 1) // workers, 0))
     with b.loop(count, rolled=True) as index:
         iteration = b.keep(worker + index * workers)
         following = b.keep(iteration + workers)
         raw = raw_scores(spec, queries, keys.keys)
+        fetch(early, following)
         weights = seen_scores(spec, keys, limits.rows, place.g, iteration, raw)
         sums.weigh(weights)
         operands = [
             [weight_operands(spec, keys, weights, fragment, part) for part in range(spec.parts)]
             for fragment in range(spec.schedule.fragments)
         ]
-        with b.when(following < iterations):
-            for load in loads[:-1]:
-                load(following)
+        fetch(late, following)
         sums.add(operands, keys.values)
-        with b.when(following < iterations):
-            keys.load_values(following)
+        fetch([keys.load_values], following)

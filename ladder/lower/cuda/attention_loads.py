@@ -191,14 +191,14 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
 PREFETCH = "prefetch.global.L2"
 
 
-def prefetch(spec: Spec, place: Place) -> None:
-    """Bring the first keys and values into L2 while the kernel before still runs."""
+def prefetch(spec: Spec, place: Place, iteration: Expr, needed: Expr) -> None:
+    """Bring the keys and values of an iteration into L2, of ``needed`` keys."""
     form, n = spec.form, place.inputs.numbers
     lines = -(-form.size * form.stored_bytes // 128)
     for part in range(-(-spec.span * lines // WARP)):
         piece = b.bind(place.lane + part * WARP)
-        key = b.bind(place.worker * spec.span + piece // lines)
-        with b.when(T.And(piece < spec.span * lines, key < n["keys"])):
+        key = b.bind(iteration * spec.span + piece // lines)
+        with b.when(T.And(piece < spec.span * lines, key < needed)):
             for name in ("k", "v"):
                 at = place.begins[name] + key * n[f"{name}_s"]
                 at = at + piece % lines * (128 // form.stored_bytes)

@@ -34,14 +34,13 @@ from ladder.lower.cuda.digit_activations import (
 from ladder.lower.cuda.digit_geometry import COLUMNS, DIGIT_BITS, MAGIC, MAGIC_VALUE, Spec, choose_spec
 from ladder.lower.cuda.gemv_geometry import STRIP
 from ladder.lower.cuda.gemv_place import Warp, half_words
-from ladder.lower.cuda.gemv_sums import Rows, SliceSums, halves_of
+from ladder.lower.cuda.gemv_sums import RowScales, SliceSums, halves_of
 from ladder.lower.cuda.gemv_weights import LOADS
 from ladder.lower.cuda.launch import Overlap, Prologue
 from ladder.lower.gpu.arguments import declare_arguments
 from ladder.lower.gpu.emission import TirMachine
 from ladder.lower.gpu.groups import array_dtype
 from ladder.lower.gpu.machine import XOR_AND, repeat
-from schedules.layouts import TILE
 from schedules.schedule import GpuSchedule
 from targets import TileDevice
 
@@ -359,10 +358,12 @@ class Body:
     def emit(self) -> None:
         """Emit the walk over the chunks of K, and the stores."""
         place, size = self.place, self.spec.geo.chunk_tiles
+        row_scales = RowScales(self.spec.geo, place)
         # Also where nothing is left of K for this block: it finishes its share of the outputs.
         chunks = b.keep(T.max((place.end_tile - place.first_tile + size - 1) // size, 1))
         with b.loop(chunks, rolled=True) as chunk:
             self._chunk(b.keep(place.first_tile + chunk * size))
+        row_scales.keep(self.memory.row_scales)
         self._finish()
 
     def _chunk(self, first: Expr) -> None:
@@ -378,9 +379,7 @@ class Body:
         self.converter.begin(first, T.int32(0), items)
         for slot in range(stages):
             self.weights.load(slot, slot, walk.tile.value, walk.end, guarded=True)
-        row_scales = self._read_row_scales()
         self.converter.convert(first, items)
-        self._keep_row_scales(row_scales)
         b.block_sync()
         lane = self.place.warp.lane
         loader = FragmentLoader(spec, self.memory, self.fragments, lane, walk.period.value)
@@ -405,36 +404,10 @@ class Body:
         tile = b.Variable("int32", first + begin * period)
         return Walk(stop, end, tile, b.Variable("int32", begin))
 
-    def _read_row_scales(self) -> Any:
-        """Load this thread's share of the block's row scales, so that nothing waits for them at the end."""
-        args, geo, threads = self.place.args, self.spec.geo, self.spec.geo.threads
-        count = -(-geo.rows // threads)
-        values, last = b.local(count, "uint32"), args.n_tiles * TILE - 1
-        for i in range(count):
-            row, first = self.place.warp.thread + i * threads, self.place.first_row
-            if geo.halves > 1:
-                own = T.min(first + row % geo.columns, args.n - 1)
-                row = T.min(row // geo.columns * args.n + own, last)
-            else:
-                row = T.min(first + row, last)
-            b.ptx("ld.global.u32", values[i], args.row_scale.ptr_to([row]))
-        return values
-
-    def _keep_row_scales(self, values: Any) -> None:
-        rows, threads = self.spec.geo.rows, self.spec.geo.threads
-        for i in range(-(-rows // threads)):
-            row = self.place.warp.thread + i * threads
-            with b.when(row < rows):
-                b.store(self.memory.row_scales, T.reinterpret(values[i], dtype="float32"), row)
-
     def _finish(self) -> None:
         """Add the slices and store the block's outputs."""
         spec, place = self.spec, self.place
         self.sums.leave(self.memory)
-        # Sums read row scales from this block's copy.
-        halves = tuple(
-            replace(args, row_scale=Rows(self.memory.row_scales, place.first_row - half * spec.geo.columns))
-            for half, args in enumerate(halves_of(place.args, spec.geo))
-        )
+        halves = halves_of(place, spec.geo, self.memory.row_scales)
         gain = 1.0 if spec.geo.flushes else spec.form.factor
         SliceSums(spec.gemm, halves, spec.geo, place, self.memory.slices, spec.kind, gain).store()

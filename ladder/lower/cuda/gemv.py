@@ -22,7 +22,7 @@ from ladder.lower.cuda.activations import SPAN_CHUNKS, Copier, SharedCopier
 from ladder.lower.cuda.gemv_activations import Activations, OffsetSums
 from ladder.lower.cuda.gemv_geometry import STRIP, Spec, choose_spec
 from ladder.lower.cuda.gemv_place import Place, find_place, prefetch
-from ladder.lower.cuda.gemv_sums import SliceSums, halves_of
+from ladder.lower.cuda.gemv_sums import RowScales, SliceSums, halves_of
 from ladder.lower.cuda.gemv_weights import Cursor, Weights, warp_words
 from ladder.lower.cuda.launch import Overlap, Prologue
 from ladder.lower.gpu.accumulators import Accumulators
@@ -45,7 +45,8 @@ class Memory:
     offset_sums: Sums of x that the block shares, if it does.
     sums: The thread's accumulators.
     x: Buffers of x.
-    slices: Where the slices of K leave their sums; reuses the memory of everything else.
+    slices, row_scales: Where the slices of K leave their sums, and scales of the block's weight rows; they
+        reuse the memory of everything else.
     values: Where the lanes of each warp hand out scales and zero points, if they do.
     rows: Activation rows that a prologue computes; None where they are an argument.
     """
@@ -55,6 +56,7 @@ class Memory:
     sums: Accumulators
     x: Any
     slices: Any
+    row_scales: Any
     values: Any = None
     rows: Any = None
 
@@ -75,8 +77,9 @@ def allocate(spec: Spec, place: Place, prologue: Prologue | None) -> Memory:
     x = pool.alloc((X_BUFFERS * geo.buffer_chunks * CHUNK_WORDS,), "uint32", align=128)
     pool.move_base_to(0)
     slices = pool.alloc((schedule.split_k, schedule.tile_m, geo.pitch), sums.dtype, align=128)
+    row_scales = pool.alloc((geo.rows,), "float32", align=128)
     pool.commit()
-    return Memory(table, shared_sums, sums, x, slices, values, rows)
+    return Memory(table, shared_sums, sums, x, slices, row_scales, values, rows)
 
 
 @dataclass(frozen=True)
@@ -152,25 +155,26 @@ class Gemv:
         if prologue is not None:
             place = replace(place, args=replace(place.args, x=memory.rows))
             prologue.prefetch(place.is_first, place.warp.thread)
+        x = Activations(spec, place, self.copier, memory.x, memory.offset_sums)
         overlap.wait()
         with b.when(place.exists):
-            self._multiply(place, memory, cursor, weights)
-            _finish(spec, place, memory)
+            self._multiply(place, memory, cursor, weights, x)
 
-    def _multiply(self, place: Place, memory: Memory, cursor: Cursor, weights: Weights) -> None:
-        """Emit the walk over K."""
+    def _multiply(
+        self, place: Place, memory: Memory, cursor: Cursor, weights: Weights, x: Activations
+    ) -> None:
+        """Emit the walk over K, and the stores."""
         spec, geo, thread = self.spec, self.spec.geo, place.warp.thread
-        if self.prologue is not None:  # its loads are waited for by all: those of the weights come behind
+        if self.prologue is None:  # what all wait for comes first
+            x.fill()
+            weights.fill()
+        else:
             self.prologue.emit(place.is_first, thread)
-        weights.fill()
-        x = Activations(spec, place, self.copier, memory.x, memory.offset_sums)
-        x.fill()
+            weights.fill()
+            x.fill()
+        row_scales = RowScales(geo, place)
         if memory.table is not None:  # while loads are in flight; a barrier comes before the first tile
             spec.decoder.fill_table(memory.table.buffer, thread, geo.threads)
-        for half in range(geo.halves):
-            with b.when(thread < geo.columns):
-                row = place.first_row + half * place.args.n + thread
-                b.ptx("prefetch.global.L2", place.args.row_scale.ptr_to([row]))
         if spec.widens:
             multiplier: TileMultiplier = WideningMultiplier(spec.decoder, memory.sums, spec.gemm.activation)
         else:
@@ -184,13 +188,15 @@ class Gemv:
             with b.repeat_while(left.value > 0):
                 iteration.emit(guarded=guarded)
                 left.set(left.value - 1)
+        _finish(spec, place, memory, row_scales)
 
 
-def _finish(spec: Spec, place: Place, memory: Memory) -> None:
+def _finish(spec: Spec, place: Place, memory: Memory, row_scales: RowScales) -> None:
     """Leave this warp's sums in shared memory, where all slices of K are added and stored."""
     sums, lanes, warp, schedule = memory.sums, spec.step.lanes, place.warp, spec.schedule
     sums.join_lanes()
     b.block_sync()
+    row_scales.keep(memory.row_scales)
     for fragment in range(spec.geo.row_blocks * spec.row_blocks):
         block, m_block = divmod(fragment, spec.row_blocks)
         with b.when(lanes.is_first(warp.lane)):
@@ -198,5 +204,5 @@ def _finish(spec: Spec, place: Place, memory: Memory) -> None:
                 row, m = lanes.position(warp.lane, i)
                 row = warp.row_warp * schedule.warp_rows + block * STRIP + row
                 b.store(memory.slices, sums.result(fragment, i), warp.slice, m_block * STEP_COLUMNS + m, row)
-    halves = halves_of(place.args, spec.geo)
+    halves = halves_of(place, spec.geo, memory.row_scales)
     SliceSums(spec.gemm, halves, spec.geo, place, memory.slices, sums.dtype).store()

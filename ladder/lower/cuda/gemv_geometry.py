@@ -179,7 +179,7 @@ class GemvGeometry(Slices):
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         x = X_BUFFERS * self.buffer_chunks * CHUNK_WORDS
-        sums = self.schedule.split_k * self.schedule.tile_m * self.pitch
+        sums = self.schedule.split_k * self.schedule.tile_m * self.pitch + self.rows
         return max(self.held_bytes + 4 * x, 4 * sums)
 
 

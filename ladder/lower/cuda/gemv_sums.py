@@ -18,6 +18,7 @@ from ladder.lower.cuda.gemv_geometry import Slices
 from ladder.lower.cuda.gemv_place import BlockPlace
 from ladder.lower.gpu.arguments import Arguments
 from ladder.lower.gpu.epilogue import finish_gated, finish_row
+from schedules.layouts import TILE
 
 ROWS = 4
 """Rows that a thread finishes at a time: 16 bytes of sums."""
@@ -43,12 +44,45 @@ class Rows:
         return self.part[row - self.first]
 
 
-def halves_of(args: Arguments, geo: Slices) -> tuple[Arguments, ...]:
-    """Return a kernel's tensors as the rows of each half of the weight see them."""
-    if geo.halves == 1:
-        return (args,)
-    bias = None if args.bias is None else Rows(args.bias, -args.n)
-    return args, replace(args, row_scale=Rows(args.row_scale, -args.n), bias=bias)
+class RowScales:
+    """Scales of a block's weight rows, loaded early so that nothing waits for them at the end.
+
+    Making it emits the loads of each thread's share, `keep` their stores to shared memory.
+    """
+
+    def __init__(self, geo: Slices, place: BlockPlace) -> None:
+        self.geo, self.place = geo, place
+        args, threads = place.args, geo.threads
+        count = -(-geo.rows // threads)
+        self.loaded, last = b.local(count, "uint32"), args.n_tiles * TILE - 1
+        for i in range(count):
+            row = place.warp.thread + i * threads
+            if geo.halves > 1:
+                own = T.min(place.first_row + row % geo.columns, args.n - 1)
+                row = T.min(row // geo.columns * args.n + own, last)
+            else:
+                row = T.min(place.first_row + row, last)
+            b.ptx("ld.global.u32", self.loaded[i], args.row_scale.ptr_to([row]))
+
+    def keep(self, shared: Any) -> None:
+        """Store the scales in ``shared``; the block must wait for them."""
+        for i in range(-(-self.geo.rows // self.geo.threads)):
+            row = self.place.warp.thread + i * self.geo.threads
+            with b.when(row < self.geo.rows):
+                b.store(shared, T.reinterpret(self.loaded[i], dtype="float32"), row)
+
+
+def halves_of(place: BlockPlace, geo: Slices, row_scales: Any) -> tuple[Arguments, ...]:
+    """Return a kernel's tensors as the rows of each half of the weight see them.
+
+    row_scales: Shared memory that holds the scales of the block's rows.
+    """
+    args = place.args
+    biases = (args.bias, None if args.bias is None else Rows(args.bias, -args.n))
+    return tuple(
+        replace(args, row_scale=Rows(row_scales, place.first_row - half * geo.columns), bias=biases[half])
+        for half in range(geo.halves)
+    )
 
 
 @dataclass(frozen=True)

@@ -67,10 +67,11 @@ def scale_dtype(gemm: Gemm) -> str:
 def declare_arguments(gemm: Gemm, columns: int | None = None) -> Arguments:
     """Declare the arguments in calling order; every extent is symbolic.
 
-    columns: Of x, if the kernel makes it itself: x is no argument then.
+    columns: Of x, if the kernel makes it itself: x is no argument then, and K is known.
     """
     m, n, k_x = b.symbol("M"), b.symbol("N"), b.symbol("K") if columns is None else T.int32(columns)
-    n_tiles, k_tiles, n_pad = b.symbol("n_tiles"), b.symbol("k_tiles"), b.symbol("n_pad")
+    n_tiles, n_pad = b.symbol("n_tiles"), b.symbol("n_pad")
+    k_tiles = b.symbol("k_tiles") if columns is None else T.int32(-(-columns // TILE))
     groups = b.symbol("groups")
     experts = b.symbol("experts") if gemm.experts else None
     each = () if experts is None else (experts,)
