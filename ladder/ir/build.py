@@ -31,6 +31,16 @@ def node_attributes(node: Node, graph: Graph | None = None) -> dict[str, Any]:
     return _with_context(operator, attributes, graph.loops if graph else ())
 
 
+def reduced_axis(graph: Graph | GraphBuilder, node: Node) -> int:
+    """Return the axis along which a reduction runs, from the first on of what it reads."""
+    return int(node_attributes(node)["axis"] % len(graph.tile(node.inputs[0]).shape))
+
+
+def is_along_last(graph: Graph | GraphBuilder, node: Node) -> bool:
+    """Tell whether a reduction runs along the last axis of what it reads."""
+    return reduced_axis(graph, node) == len(graph.tile(node.inputs[0]).shape) - 1
+
+
 @lru_cache(maxsize=4096)
 def completed(operator: str, given: tuple[tuple[str, Literal], ...]) -> Mapping[str, Any]:
     """Return attributes of an operator by name, those that are not given as by default."""

@@ -6,7 +6,7 @@ each lane has, passes that on, and adds over lanes. `rewrite` then removes what 
 
 from __future__ import annotations
 
-from ladder.ir.build import node_attributes
+from ladder.ir.build import is_along_last, node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -91,7 +91,7 @@ class _Templates:
     def lanes(self, node: Node) -> int:
         """Return over how many lanes a reduction's operand lies: those of a row, if it runs along columns."""
         shape = self.source.tile(node.inputs[0]).known_shape
-        along = node_attributes(node)["axis"] % len(shape) == len(shape) - 1
+        along = is_along_last(self.source, node)
         return self.mapping.lanes if along and shape[-1] % self.width == 0 else 1
 
     def move(self, value: str, name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from ladder.ir.build import node_attributes
+from ladder.ir.build import is_along_last, node_attributes, reduced_axis
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.movement.column_scans import scanned_columns
@@ -176,8 +176,7 @@ def _all_mappings(graph: Graph, tiles: bool, wave: int) -> list[Mapping]:
 
 def _alone(graph: Graph, count: Extent) -> int:
     """Return the elements up to which one thread reduces a row alone; more where neighbours share lines."""
-    reduced = [node for node in graph.nodes if node.operator in REDUCTIONS]
-    shared = any(node.operator == "map" for node in graph.nodes) or not any(map(_along_last, reduced))
+    shared = any(node.operator == "map" for node in graph.nodes) or 0 not in _behind(graph)
     return LARGE_WINDOW if shared and isinstance(count, int) and count >= BUSY_ROWS else WINDOW
 
 
@@ -199,10 +198,10 @@ def _across(graph: Graph, axes: int = 0) -> list[Mapping]:
     axes: Trailing axes of results that are columns; 0: those behind all that is reduced, if they are one.
     """
     shape = graph.tile(graph.outputs[0]).shape
-    reduced = [node for node in graph.nodes if node.operator in REDUCTIONS]
-    if not reduced or not shape or not isinstance(shape[-1], int) or any(map(_along_last, reduced)):
+    behind = _behind(graph)
+    if not behind or not shape or not isinstance(shape[-1], int) or 0 in behind:
         return []
-    if not axes and not reduces_columns(graph, axes := _together(graph, min(map(_behind, reduced)))):
+    if not axes and not reduces_columns(graph, axes := _together(graph, min(behind))):
         return []
     columns = prod(int(extent) for extent in shape[-axes:])
     tiles = [node.tile for node in graph.inputs if len(node.tile.shape) > axes]
@@ -244,15 +243,10 @@ def _together(graph: Graph, most: int) -> int:
     return 1
 
 
-def _behind(node: Node) -> int:
-    """Return how many axes of what a reduction reads lie behind the one along which it runs."""
-    rank = len(node.tile.shape) + (0 if node_attributes(node)["keep"] else 1)
-    return int(rank - 1 - node_attributes(node)["axis"] % rank)
-
-
-def _along_last(node: Node) -> bool:
-    """Tell whether a reduction runs along the last axis of what it reads."""
-    return not _behind(node)
+def _behind(graph: Graph) -> list[int]:
+    """Return of each reduction how many axes of what it reads lie behind the one along which it runs."""
+    reduced = [node for node in graph.nodes if node.operator in REDUCTIONS]
+    return [len(graph.tile(node.inputs[0]).shape) - 1 - reduced_axis(graph, node) for node in reduced]
 
 
 def _row_tiles(columns: int, count: Extent, width: int) -> list[Mapping]:
@@ -287,7 +281,7 @@ def held_columns(graph: Graph, rows: int) -> int | None:
     for node in graph.nodes:
         if node.operator in REDUCTIONS:
             shape = graph.tile(node.inputs[0]).shape
-            if node_attributes(node)["axis"] % len(shape) != len(shape) - 1:
+            if not is_along_last(graph, node):
                 return None
             if product(shape[:-1]) != product(graph.tile(graph.outputs[0]).shape[:rows]):
                 return None
@@ -367,7 +361,8 @@ MOST_PIECES = 4
 
 def _reduced_rows(graph: Graph) -> list[Tile]:
     """Return the tiles of what is reduced along its last axis, in the narrowest type that is read of it."""
-    reduced = [graph.tile(n.inputs[0]) for n in graph.nodes if n.operator in REDUCTIONS and _along_last(n)]
+    nodes = (node for node in graph.nodes if node.operator in REDUCTIONS)
+    reduced = [graph.tile(node.inputs[0]) for node in nodes if is_along_last(graph, node)]
     read = [node.tile.ttype for node in graph.inputs if len(node.tile.shape) > 1]
     narrow = min(read, key=lambda ttype: SIZES.get(ttype.name, ACCESS), default=None)
     return [tile if narrow is None else replace(tile, ttype=narrow) for tile in reduced]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ladder.ir.build import node_attributes
+from ladder.ir.build import reduced_axis
 from ladder.ir.extents import Shape, larger, product, total
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -109,7 +109,7 @@ def _operand(graph: Graph, node: Node) -> tuple[Extent, list[Below]]:
 def _along(graph: Graph, node: Node) -> tuple[Shape, int]:
     """Return the shape of what a reduction reads, and the axis that it runs along."""
     shape = graph.tile(node.inputs[0]).shape
-    return shape, int(node_attributes(node)["axis"]) % len(shape)
+    return shape, reduced_axis(graph, node)
 
 
 def positions(graph: Graph, node: Node) -> Extent:

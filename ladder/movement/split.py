@@ -15,7 +15,16 @@ from math import ceil, inf, prod
 
 import numpy as np
 
-from ladder.ir.build import GraphBuilder, draws, is_by_element, node_attributes, prune, transformed
+from ladder.ir.build import (
+    GraphBuilder,
+    draws,
+    is_along_last,
+    is_by_element,
+    node_attributes,
+    prune,
+    reduced_axis,
+    transformed,
+)
 from ladder.ir.extents import Shape, product
 from ladder.ir.gemm_graph import as_type
 from ladder.ir.graph import Graph, Node
@@ -34,10 +43,8 @@ from ladder.movement.split_elements import in_shape, shapes_of_elements
 from ladder.movement.split_places import Place, places_in_parts, places_of_maxima
 from ladder.movement.split_softmax import (
     Sum,
-    axis_of,
     in_equal_parts,
     in_parts,
-    is_along_last,
     of_parts,
     over_parts,
     sums_of_exponentials,
@@ -120,7 +127,7 @@ def _shapes_of_parts(graph: Graph, counts: Mapping[str, int]) -> dict[str, Shape
     """Return reductions -> what they read in parts, where parts are neighbours, and equal."""
     found = dict[str, Shape]()
     for name, count in counts.items():
-        tile, axis = graph.tile(graph.producer(name).inputs[0]), axis_of(graph, graph.producer(name))
+        tile, axis = graph.tile(graph.producer(name).inputs[0]), reduced_axis(graph, graph.producer(name))
         shape = tile.known_shape
         if not _alternate(tile, axis) and shape[axis] % count == 0:
             found[name] = (*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :])
@@ -205,7 +212,7 @@ def _parts_of_deviations(
     """Return the parts in which sums of deviations are found soonest; 0: means first, then deviations."""
     node = together[0].node
     shape = graph.tile(node.inputs[0]).known_shape
-    axis, most = node_attributes(node)["axis"] % len(shape), int(product(shape)) // SPLIT_RATIO
+    axis, most = reduced_axis(graph, node), int(product(shape)) // SPLIT_RATIO
     whole = _alone(graph, node)
     blocks = blocks_of(whole, whole.outputs)
     further = all(one.sums_further(graph) for one in together)
@@ -319,8 +326,7 @@ def _parts(
 
     beside: Shapes of what others reduce that are divided: rows of these are not held for one.
     """
-    shape = graph.tile(node.inputs[0]).known_shape
-    axis = node_attributes(node)["axis"] % len(shape)
+    shape, axis = graph.tile(node.inputs[0]).known_shape, reduced_axis(graph, node)
     whole = _alone(graph, node)
     blocks = blocks_of(whole, whole.outputs)
     again, last = _is_read_again(node, int(product(shape)) // SPLIT_RATIO, users), axis == len(shape) - 1
@@ -342,8 +348,8 @@ def _parts(
         first = _seconds(builder.finish(value), machine)
         builder = GraphBuilder("whole")
         parts = builder.input("x", tile.ttype.name, (*shape[:axis], count, *shape[axis + 1 :]))
-        last = builder.add(node.operator, parts, axis=axis, keep=False)
-        seconds = first + _seconds(builder.finish(last), machine)
+        value = builder.add(node.operator, parts, axis=axis, keep=False)
+        seconds = first + _seconds(builder.finish(value), machine)
         if seconds < fastest:
             best, fastest = count, seconds
     return best

@@ -15,12 +15,12 @@ from itertools import combinations
 from math import prod
 from typing import NamedTuple
 
-from ladder.ir.build import GraphBuilder, node_attributes
+from ladder.ir.build import GraphBuilder, node_attributes, reduced_axis
 from ladder.ir.extents import Shape, product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.movement.split_elements import reshaped
-from ladder.movement.split_softmax import TYPES, axis_of, over_parts, renamed
+from ladder.movement.split_softmax import TYPES, over_parts, renamed
 from ladder.partition.rows import REDUCTIONS
 
 VIEWS = ("reshape", "broadcast")
@@ -94,7 +94,7 @@ def _side(graph: Graph, value: str, node: Node) -> Side | None:
     read, less = below.inputs
     if graph.tile(read).shape != shape:
         return None
-    axis, spread = axis_of(graph, node), graph.tile(less).shape
+    axis, spread = reduced_axis(graph, node), graph.tile(less).shape
     along = axis - len(shape) + len(spread)
     if along >= 0 and spread[along] != 1:
         return None
@@ -110,7 +110,7 @@ def _total_of(graph: Graph, less: str, read: str, axis: int) -> Node | None:
     node = graph.producer(less)
     while True:
         if node.operator == "reduce_sum" and node.inputs[0] == read:
-            return node if axis_of(graph, node) == axis else None
+            return node if reduced_axis(graph, node) == axis else None
         scales = node.operator in ("div", "mul") and graph.producer(node.inputs[1]).operator == "constant"
         if not scales and node.operator not in (*VIEWS, "reduce_sum"):
             return None

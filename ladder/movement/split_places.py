@@ -12,10 +12,10 @@ from dataclasses import replace
 from math import inf
 from typing import NamedTuple
 
-from ladder.ir.build import GraphBuilder, node_attributes, prune, transformed
+from ladder.ir.build import GraphBuilder, is_along_last, node_attributes, prune, transformed
 from ladder.ir.extents import Shape
 from ladder.ir.graph import Graph, Node
-from ladder.movement.split_softmax import in_equal_parts, is_along_last, over_parts
+from ladder.movement.split_softmax import in_equal_parts, over_parts
 
 
 class Place(NamedTuple):

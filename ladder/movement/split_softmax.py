@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ladder.ir.build import GraphBuilder, node_attributes, prune, transformed
+from ladder.ir.build import GraphBuilder, node_attributes, prune, reduced_axis, transformed
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
 from ladder.ir.shapes import replaced
@@ -63,7 +63,7 @@ def _sum(graph: Graph, node: Node) -> Sum | None:
     tile = graph.tile(read)
     if tile.known_shape != power.tile.shape or tile.ttype.name not in TYPES:
         return None
-    axis = axis_of(graph, node)
+    axis = reduced_axis(graph, node)
     one = replaced(power.tile.shape, axis, 1)
     spread = graph.tile(less).shape  # leading axes of one element may be missing
     if (*one[: len(one) - len(spread)], *spread) != one or set(one[: len(one) - len(spread)]) - {1}:
@@ -72,22 +72,12 @@ def _sum(graph: Graph, node: Node) -> Sum | None:
     return None if maximum is None else Sum(node, power, read, less, maximum, axis)
 
 
-def axis_of(graph: Graph, node: Node) -> int:
-    """Return the axis along which a reduction runs, from the first on."""
-    return int(node_attributes(node)["axis"] % len(graph.tile(node.inputs[0]).shape))
-
-
-def is_along_last(graph: Graph, node: Node) -> bool:
-    """Tell whether a reduction runs along the last axis of what it reads."""
-    return axis_of(graph, node) == len(graph.tile(node.inputs[0]).shape) - 1
-
-
 def _maximum_of(graph: Graph, less: str, read: str, axis: int) -> Node | None:
     """Return the maximum along an axis of ``read`` of which a number of each row or column is made."""
     ahead, seen = [less], set[str]()
     while ahead:
         node = graph.producer(ahead.pop())
-        if node.operator == "reduce_max" and node.inputs[0] == read and axis_of(graph, node) == axis:
+        if node.operator == "reduce_max" and node.inputs[0] == read and reduced_axis(graph, node) == axis:
             return node
         passed = get_operator(node.operator).elementwise or node.operator in ("reshape", "broadcast")
         if passed and node.name not in seen:

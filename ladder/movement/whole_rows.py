@@ -6,7 +6,7 @@ that share a row would leave some without an element, and exchange what each of 
 
 from __future__ import annotations
 
-from ladder.ir.build import node_attributes
+from ladder.ir.build import is_along_last, node_attributes
 from ladder.ir.extents import product
 from ladder.ir.graph import Graph, Node
 from ladder.ir.ops import get_operator
@@ -81,9 +81,8 @@ def _reduced_rows(graph: Graph) -> list[tuple[Extent, ...]]:
 
 
 def _is_short(graph: Graph, node: Node) -> bool:
-    shape = graph.tile(node.inputs[0]).shape
-    along_last = node_attributes(node)["axis"] % len(shape) == len(shape) - 1
-    return along_last and 0 < _length(shape[-1:]) <= MOST_SHORT
+    columns = graph.tile(node.inputs[0]).shape[-1:]
+    return is_along_last(graph, node) and 0 < _length(columns) <= MOST_SHORT
 
 
 def rows_beside(graph: Graph, rows: int) -> int:

@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.script import tirx as T
 
-from ladder.ir.build import node_attributes
+from ladder.ir.build import is_along_last
 from ladder.ir.graph import Node
 from ladder.ir.ops import get_operator
 from ladder.ir.scalars import opaque
@@ -82,17 +82,12 @@ class CpuNest(Nest):
 
     def rows_of(self, node: Node) -> Iterator[str]:
         """Yield the operand of a reduction along rows, and what makes it alone, nearest first."""
-        value = node.inputs[0] if self.is_along_rows(node) else ""
+        value = node.inputs[0] if is_along_last(self.graph, node) else ""
         while value:
             yield value
             made = self.graph.producer(value)
             alone = get_operator(made.operator).elementwise and len(made.inputs) == 1
             value = made.inputs[0] if alone and self.graph.tile(made.inputs[0]) == made.tile else ""
-
-    def is_along_rows(self, node: Node) -> bool:
-        """Tell whether a reduction goes along the last axis."""
-        rank = len(self.graph.tile(node.inputs[0]).shape)
-        return int(node_attributes(node)["axis"]) % rank == rank - 1
 
     def held(self, value: Expr, whole: Expr = None) -> Expr:
         """Return an open number in memory: TVM would put what it is made of in every place where it is read.
