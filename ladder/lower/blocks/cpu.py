@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -398,11 +399,4 @@ def _columns(count: int) -> Iterator[Expr]:
 def _declared(node: Node, operand: str) -> Any:
     if node.tile.ttype.is_block:
         return PackedMatrix.declare(node, operand)
-    return b.tensor(node.name, (_elements(node),), node.tile.ttype.name)
-
-
-def _elements(node: Node) -> int:
-    count = 1
-    for extent in node.tile.known_shape:
-        count *= extent
-    return count
+    return b.tensor(node.name, (prod(node.tile.known_shape),), node.tile.ttype.name)
