@@ -72,7 +72,10 @@ computed again from which on storing costs less."""
 APART = ("map", "gather", "put", "repeat")
 """Operators of chains of which each element is a thread's own."""
 
-WORK = {"div": 8, "rsqrt": 4, "sqrt": 8, "exp": 8, "log": 12, "tanh": 16, "sigmoid": 16, "erf": 20, "pow": 40}
+WORK = {
+    "div": 8, "rsqrt": 4, "sqrt": 8, "exp": 8, "log": 12, "log1p": 20, "tanh": 16, "sigmoid": 16, "erf": 20,
+    "pow": 40,
+}  # fmt: skip
 """Operator -> instructions of an element; one of others."""
 
 

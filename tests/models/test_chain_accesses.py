@@ -13,7 +13,7 @@ from test_column_reductions import run
 from test_gpu_chains import check
 
 from ladder.ir import Graph, GraphBuilder, evaluate
-from ladder.lower.chain import emit_chain
+from ladder.lower.chain import emit_chain, vector_loops
 from ladder.movement.choose import machine_of, ranked
 from ladder.movement.mapping import Mapping
 from ladder.simulate import simulate_launch
@@ -179,3 +179,30 @@ def test_no_element_of_64_bits_is_read_alone_where_vectors_fit() -> None:
     assert (
         len(re.findall(r"= x\[|\bx\[", text)) <= 8
     )  # each element of the row that a vector is compared with
+
+
+def of_a_number(rows: int) -> Graph:
+    """Return quotients by a number that is read, and powers of its logarithm."""
+    g = GraphBuilder("chain")
+    x, scale = g.input("x", "float32", (rows, 48000)), g.input("scale", "float32", ())
+    powers = g.add("exp", g.add("mul", x, g.add("log1p", scale)))
+    return g.finish(g.add("div", powers, scale))
+
+
+def test_functions_of_a_number_are_computed_for_several_vectors() -> None:
+    """Each thread computes them, unless few would be left: then for one."""
+    assert [script(of_a_number(rows)).count("T.ptx.st(") for rows in (128, 64, 8)] == [4, 2, 1]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_several_vectors_of_a_number(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vector_loops, "RESIDENT", 1)
+    graph = of_a_number(1)
+    x, scale = np.linspace(-3, 3, 48000, dtype=np.float32).reshape(1, -1), np.array([2.5], np.float32)
+    x[0, [3, 4001, 47999]] = np.nan, np.inf, -np.inf
+    found = np.zeros((1, 48000), np.float32)
+    device = get_device(target)
+    run = simulate_launch(emit_chain(graph, device, "chain"), [x, scale, found], outputs=(2,), target=device)
+    assert not run.findings, run.report()
+    wanted = np.exp(x.astype(np.float64) * np.log1p(2.5)) / 2.5
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)

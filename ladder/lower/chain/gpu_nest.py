@@ -128,6 +128,8 @@ class GpuNest(Nest):
         """Stores that wait until a thread has read all of its vectors."""
         self.valid: Expr | None = None
         """Whether the vector that is made now is to be stored; None: it is."""
+        self.turns_each = 1
+        """Vectors of a thread that works alone."""
         self.turns: dict[Any, list[tuple[Expr, Expr | None]]] = {}
         self.thread: Expr = None
         """The thread's number in its block, once the device's part has begun."""
@@ -142,7 +144,9 @@ class GpuNest(Nest):
 
     def divided(self, x: Expr, divisor: Expr) -> Expr:
         """Return a quotient by a number that neighbouring elements share."""
-        several = self.vectors.width >= LEAST_SHARING or (self.lanes > 1 and not self.mapping.across)
+        several = self.vectors.width * self.turns_each >= LEAST_SHARING or (
+            self.lanes > 1 and not self.mapping.across
+        )
         return quotient(self.values, self.dialect, x, divisor) if several else scalars.divide(x, divisor)
 
     def start(self, blocks: Expr, threads: int, words: int = 0) -> tuple[Expr, Expr]:

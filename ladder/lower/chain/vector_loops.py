@@ -11,6 +11,7 @@ from tvm import tirx
 from ladder.ir.extents import Shape, product
 from ladder.lower import Expr
 from ladder.lower import builder as b
+from ladder.lower.chain.divisions import DIVISIONS
 from ladder.lower.chain.element_types import stored_type
 from ladder.lower.chain.gpu_nest import WORK_APART, GpuNest, known, same
 from ladder.lower.chain.indices import Index
@@ -19,6 +20,7 @@ from ladder.lower.chain.nest import BYTES, uses
 from ladder.lower.chain.short_axes import at_position, shared_axis, with_position, without
 from ladder.lower.chain.vectors import ACCESS_BYTES
 from ladder.movement.whole_rows import rows_beside, takes_whole_rows, whole_rows
+from ladder.partition.repeats import WORK
 
 
 class Piece(NamedTuple):
@@ -43,6 +45,9 @@ Places = dict[Any, tuple[Expr, Index]]
 
 NARROW_TURNS, RESIDENT = 4, 2048
 """Single elements that a thread takes where each is of 16 bits or less, and threads of a multiprocessor."""
+
+NUMBER_TURNS, LEAST_WORK = (4, 2), 16
+"""Vectors that a thread may take for which it computes numbers, and their instructions at least."""
 
 LEAST_VECTORS = 4
 """Of a piece's middle from which on it is apart from what lies around it: each has code of its own."""
@@ -227,10 +232,14 @@ class VectorLoops:
         threads, turns = self.nest.mapping.threads, max(1, self.nest.mapping.num)
         if any(piece.width > MOST_OF_TURNS for _, pieces in groups for piece in pieces):
             turns = 1
+        elif isinstance(most, int) and self.computes_numbers():
+            resident = self.nest.dialect.device.units * RESIDENT
+            turns = max(turns, next((n for n in NUMBER_TURNS if most >= n * resident), 1))
         if any(self.may_cross_rows(piece) for _, pieces in groups for piece in pieces):
-            threads, turns = threads * turns, 1
+            threads, turns = threads * max(1, self.nest.mapping.num), 1
         if isinstance(most, int) and self.are_narrow([p for _, pieces in groups for p in pieces], most):
             turns = max(turns, NARROW_TURNS)
+        self.nest.turns_each = turns
         share = threads * turns
         block, thread = self.nest.start(tirx.floordiv(most + share - 1, share), threads)
         first = b.bind(block * share + thread)
@@ -249,6 +258,20 @@ class VectorLoops:
         small = all(BYTES.get(stored_type(name), 4) <= 2 for name in types)
         alone = small and all(piece.width == 1 for piece in pieces) and len(graph.inputs) == 1
         return alone and count >= full and not self.nest.reductions()
+
+    def computes_numbers(self) -> bool:
+        """Tell whether each thread computes functions of numbers that all elements share."""
+        graph = self.nest.graph
+
+        def is_number(value: str) -> bool:
+            return not graph.tile(value).shape and graph.producer(value).operator != "constant"
+
+        work = 0
+        for node in graph.nodes:
+            divides = node.operator in DIVISIONS and is_number(node.inputs[1])  # by way of a reciprocal
+            if divides or (not node.tile.shape and any(map(is_number, node.inputs))):
+                work += WORK.get(node.operator, 1)
+        return work >= LEAST_WORK and not self.nest.reductions()
 
     def flat_items(self, first: Expr, turns: int, count: Expr, within: bool, plans: Sequence[Piece]) -> None:
         """Emit a thread's vectors of pieces with equal numbers of vectors; shared operands are read once.
