@@ -333,11 +333,13 @@ def _parts(
     again = again or _is_of_normalized(graph, node)
     held = last and shape[axis] * _read_bits(graph, node.inputs[0]) <= HELD_BITS and shape not in beside
     work = int(product(shape)) * (2 if again and not held else 1)  # what no block holds is read twice
-    few = blocks < machine.units and is_large(work, blocks)
+    alternate = _alternate(graph.tile(node.inputs[0]), axis)
+    narrow = alternate and not again and _read_bits(graph, node.inputs[0]) > 0
+    few = (narrow or blocks < machine.units) and is_large(work, blocks)
     if not few or (again and held):
         return 1
     wanted = ceil(machine.units / max(1, blocks))
-    further = (16, 32) if _alternate(graph.tile(node.inputs[0]), axis) else ()
+    further = (16, 32) if alternate else ()
     counts = {_even(shape[axis], wanted * times) for times in (1, 2, 4, 8, *further)}
     one = again and not last and int(product(shape)) < LONG_COLUMNS * blocks  # one kernel reads it twice
     best, fastest = 1, _seconds(whole, machine) / (AGAIN if one else 1.0)

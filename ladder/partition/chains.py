@@ -174,7 +174,8 @@ class Chains:
             left = members - moved - self.reductions
             many = {name for name in left if (users := {*self.beyond_views(name)}) and users <= moved}
         rest, taking = members - moved, self.members[reader] | moved
-        few = LEAST_READERS * max((sizes[name] for name in rest), default=0) <= max(sizes.values())
+        stored = (sizes[name] for name in rest if self.is_read(name, rest))
+        few = LEAST_READERS * max(stored, default=0) <= max(sizes.values())
         if not rest or not few:
             return
         before = members, self.members[reader]

@@ -86,3 +86,28 @@ def test_deviations_of_other_means_stay() -> None:
     for program, count in ((other_axis, 2), (other_number, 2), (lambda x: centred(centred(x)[0])[0], 1)):
         operators = [node.operator for node in graph_of(program, x).nodes]
         assert operators.count("sub") == count
+
+
+def centres(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(1)
+
+
+def covariance(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Of two clouds of points, as Kabsch's algorithm turns one onto the other."""
+    x, y = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
+    return (x[:, :, :, None] * y[:, :, None]).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("program", "shape", "count", "most"),
+    [(centres, (256, 4096, 3), 1, 8e-6), (covariance, (2048, 256, 3), 2, 40e-6)],
+)
+def test_points_are_read_in_vectors(program: Any, shape: tuple[int, ...], count: int, most: float) -> None:
+    """Sums of three columns are of vectors of several points first; 17 and 57 µs if not, by the model."""
+    parts = planned(program, *(torch.zeros(shape) for _ in range(count)))
+    machine = machine_of(DEVICE)
+    assert sum(predicted(ranked(part.graph, machine)[0], machine) for part in parts) <= most
+    small = [torch.randn(3, 17, 3) for _ in range(count)]
+    exact = program(*(x.double() for x in small))
+    (found,) = simulated(split_reductions(graph_of(program, *small), DEVICE), *small)
+    torch.testing.assert_close(found.reshape(exact.shape).double(), exact, rtol=1e-4, atol=1e-5)
