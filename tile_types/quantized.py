@@ -14,6 +14,7 @@ from tile_types.arrays import (
     as_torch,
     from_portable,
     is_torch,
+    own_name,
     portable,
     require_array,
 )
@@ -21,6 +22,7 @@ from tile_types.errors import (
     UNREGISTERED,
     ArtifactError,
     ConversionError,
+    DTypeError,
     LadderError,
     ShapeError,
     UnknownNameError,
@@ -62,7 +64,8 @@ class QuantizedTensor:
     block
         (bn, bk): rows and columns that share a scale; (1, K) per channel, (N, K) per tensor.
     scale
-        [ceil(N/bn), ceil(K/bk)] in the native dtype of ``scale_type``, or None.
+        [ceil(N/bn), ceil(K/bk)] in the native dtype of ``scale_type``, or None. Types of one byte may come as
+        their bits, uint8.
     zero
         Same shape, or None: int8/uint8 in code space, or the scale's dtype.
     zero_kind
@@ -70,7 +73,7 @@ class QuantizedTensor:
     tensor_scale
         Factor of the whole tensor (NVFP4), a float32 value.
     scale_type
-        Name of the scale's type, ``"none"`` without scales.
+        Name of the scale's type, by default that of its dtype; ``"none"`` without scales.
     type_name
         Name that was asked for, e.g. ``"mxfp4"``; the element's name by default.
     offset
@@ -84,6 +87,8 @@ class QuantizedTensor:
     ------
     ShapeError
         If the arrays do not fit the shape and the block.
+    DTypeError
+        If codes, scales or zero points are of another type than said above.
     """
 
     ttype: TType
@@ -115,12 +120,45 @@ class QuantizedTensor:
             array = getattr(self, label)
             if array is not None:
                 self._require(label, array, self.scale_shape)
+        if self.scale is not None:
+            self._settle_scale(self.scale)
         if self.columns is not None:
             self._require("columns", self.columns, (columns,))
         if (self.zero is None) != (self.zero_kind == "none"):
             raise ShapeError(
                 f"zero_kind is {self.zero_kind!r} but zero is {'absent' if self.zero is None else 'given'}"
             )
+        self._require_types()
+
+    def _require_types(self) -> None:
+        """Raise DTypeError for codes or zero points of a type that they cannot have."""
+        stored, wanted = own_name(self.storage.dtype), storage_dtype(self.ttype.elem_bits)
+        if stored != wanted:
+            raise DTypeError(f"codes are {stored}, {self.ttype.name} is stored in {wanted}")
+        if self.zero is not None:
+            scale = own_name(self.scale.dtype) if self.scale is not None else "float32"
+            kinds = {"integer": ("int8", "uint8"), "float": (scale,)}
+            if self.zero_kind not in kinds:
+                raise unknown_name("zero_kind", self.zero_kind, kinds)
+            if own_name(self.zero.dtype) not in kinds[self.zero_kind]:
+                raise DTypeError(
+                    f"zero points of kind {self.zero_kind} are {' or '.join(kinds[self.zero_kind])},"
+                    f" not {own_name(self.zero.dtype)}"
+                )
+
+    def _settle_scale(self, scale: Array) -> None:
+        """Read bits of scales as numbers and name their type; raises DTypeError where that is another."""
+        xp = arrays_of(scale)
+        if self.scale_type in _ONE_BYTE and xp.dtype_name(scale) == "uint8":
+            scale = xp.view(scale, self.scale_type)
+            object.__setattr__(self, "scale", scale)
+        name = own_name(scale.dtype)
+        if not xp.is_float(scale):
+            raise DTypeError(f"scales are real numbers, got {name}")
+        if self.scale_type == "none":
+            object.__setattr__(self, "scale_type", name)
+        if self.scale_type != name:
+            raise DTypeError(f"scales are {name}, but scale_type is {shown(self.scale_type)}")
 
     def _require(self, label: str, array: Array, shape: tuple[int, ...]) -> None:
         require_array(array, label)
@@ -349,10 +387,6 @@ class QuantizedTensor:
             metadata["block"] = _pair(metadata["block"], 1)
             if metadata["scale_type"] != "none" and "scale" not in arrays:
                 raise ArtifactError(f"its scales, of type {metadata['scale_type']}, are missing")
-            for name, array in arrays.items():
-                if name == "scale" and metadata["scale_type"] in _ONE_BYTE and array.dtype.itemsize == 1:
-                    arrays[name] = arrays_of(array).view(array, metadata["scale_type"])
-            _require_types(metadata, arrays)
             found = cls(**metadata, **arrays)
             _require_order(found)
             return found
@@ -408,23 +442,6 @@ def _require_order(matrix: QuantizedTensor) -> None:
         raise ArtifactError(f"its columns are no order of {matrix.shape[1]} columns")
 
 
-def _require_types(metadata: dict[str, Any], arrays: dict[str, Array]) -> None:
-    """Raise `ArtifactError` for codes, scales or zero points of a type that they cannot have."""
-    ttype, scale_type, kind = (metadata[name] for name in ("ttype", "scale_type", "zero_kind"))
-    names = {name: arrays_of(array).dtype_name(array) for name, array in arrays.items()}
-    wanted = storage_dtype(ttype.elem_bits)
-    if names["storage"] != wanted:
-        raise ArtifactError(f"its codes are {names['storage']}, {ttype.name} is stored in {wanted}")
-    scale = arrays.get("scale")
-    if scale is not None and not arrays_of(scale).is_float(scale):
-        raise ArtifactError(f"its scales are {names['scale']}, not real numbers")
-    if scale is not None and "float" in scale_type and names["scale"] != scale_type:
-        raise ArtifactError(f"its scales are {names['scale']}, not {scale_type}")
-    fitting = {"integer": ("int8", "uint8"), "float": (names.get("scale"),)}.get(kind, ())
-    if "zero" in arrays and names["zero"] not in fitting:
-        raise ArtifactError(f"its zero points of kind {kind} are {names['zero']}")
-
-
 _ONE_BYTE = tuple(name for name in NUMPY_DTYPES if name.startswith(("e8", "fp8")))
 
 
@@ -467,7 +484,7 @@ def _as_numpy(array: Array) -> Array:
         return array
     import torch
 
-    from tile_types.arrays import numpy_dtype, own_name
+    from tile_types.arrays import numpy_dtype
 
     width = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}[array.dtype.itemsize]
     return array.detach().cpu().contiguous().view(width).numpy().view(numpy_dtype(own_name(array.dtype)))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from operator import itemgetter
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from ladder import knobs
@@ -32,7 +33,7 @@ from schedules.schedule import GpuSchedule, Plan, Schedule, parse_plan
 from schedules.spilling import seen_spilling
 from targets import get_device, host_cpu, visible_gpus
 from targets.detect import device_for_capability
-from tile_types.errors import CacheError, DeviceError, ScheduleError
+from tile_types.errors import CacheError, DeviceError, ScheduleError, require_kind
 from tile_types.identity import VALUES, own_values, require_values
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class Request:
     gemm: Gemm
     device: str = ""
     plan: Plan | None = None
+
+    def __post_init__(self) -> None:
+        require_kind(self.plan, (Plan, NoneType), "plan is a schedules.schedule.Plan or None")
 
     @cached_property
     def text(self) -> str:

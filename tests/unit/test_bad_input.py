@@ -50,6 +50,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "Matmul epilogue": lambda odd: ladder.Matmul(N=64, K=64, weight="int4", epilogue=odd),
     "Matmul output": lambda odd: ladder.Matmul(N=64, K=64, weight="int4", output=odd),
     "Matmul activation": lambda odd: ladder.Matmul(N=64, K=64, weight="int4", activation=odd),
+    "Matmul plan": lambda odd: ladder.Matmul(N=64, K=64, weight="int4", plan=odd),
+    "GroupedMatmul plan": lambda odd: ladder.GroupedMatmul(1, N=64, K=64, weight="int4", plan=odd),
     "GroupedMatmul": lambda odd: ladder.GroupedMatmul(odd, N=64, K=64, weight="int4"),
     "Gemm": lambda odd: ladder.Gemm(n=odd, k=64, weight="int4"),
     "TType decode": lambda odd: ladder.TType("odd", 4, odd),
@@ -69,6 +71,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "from_codes block": lambda odd: ladder.QuantizedTensor.from_codes(CODES, "int4", odd),
     "from_codes extent": lambda odd: ladder.QuantizedTensor.from_codes(CODES, "int4", (1, odd)),
     "from_codes scale": lambda odd: ladder.QuantizedTensor.from_codes(CODES, "int4", (1, 64), scale=[odd]),
+    "from_codes scale_type": lambda odd: ladder.QuantizedTensor.from_codes(
+        CODES, "int4", (1, 64), scale=torch.ones(4, 1), scale_type=odd
+    ),
+    "from_codes zero_kind": lambda odd: ladder.QuantizedTensor.from_codes(
+        CODES, "int4", (1, 64), zero=CODES[:, :1], zero_kind=odd
+    ),
     "GroupedMatmul pack": lambda odd: EXPERTS.pack(odd),
     "GroupedMatmul pack of one": lambda odd: EXPERTS.pack([odd]),
     "GroupedMatmul offsets": lambda odd: EXPERTS(torch.ones(2, 64).half(), EXPERTS.pack([HELD]), odd),

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tile_types import QuantizedTensor, get_type, quantize
-from tile_types.errors import ArtifactError, ShapeError, UnknownNameError
+from tile_types.errors import ArtifactError, DTypeError, ShapeError, UnknownNameError
 
 WEIGHTS = np.random.default_rng(7).standard_normal((6, 70)).astype(np.float32)
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -137,3 +138,38 @@ def test_truncated_arrays_and_other_versions() -> None:
         QuantizedTensor.from_dict({**saved, "metadata": {**saved["metadata"], "version": 99}})
     with pytest.raises(ArtifactError):
         QuantizedTensor.from_dict({})
+
+
+CODES = np.arange(16, dtype=np.uint8).reshape(4, 4)
+HALVES = np.full((4, 2), 0.5, np.float32)
+
+
+@pytest.mark.parametrize(("name", "bits"), [("e8m0", 126), ("fp8_e4m3", 0x30), ("fp8_e5m2", 0x38)])
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor])
+def test_bits_of_scales_are_numbers_of_their_type(name: str, bits: int, kind: Any) -> None:
+    given = QuantizedTensor.from_codes(
+        kind(CODES), "uint4", (1, 2), scale=kind(np.full((4, 2), bits, np.uint8)), scale_type=name
+    )
+    for found in (given, QuantizedTensor.from_dict(given.to_dict()), pickled(given)):
+        np.testing.assert_array_equal(found.dequantize(), CODES * 0.5)
+
+
+def test_scales_name_their_own_type() -> None:
+    given = QuantizedTensor.from_codes(CODES, "uint4", (1, 2), scale=HALVES)
+    assert given.scale_type == "float32"
+    assert QuantizedTensor.from_dict(given.to_dict()).scale_type == "float32"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"scale": HALVES, "scale_type": "float16"}, "scales are float32, but scale_type is 'float16'"),
+        ({"scale": HALVES, "scale_type": "e8m0"}, "scales are float32, but scale_type is 'e8m0'"),
+        ({"scale": CODES[:, :2]}, "scales are real numbers, got uint8"),
+        ({"scale": HALVES, "zero": CODES[:, :2].astype(np.int64), "zero_kind": "integer"}, "not int64"),
+        ({"scale": HALVES, "zero": HALVES.astype(np.float16), "zero_kind": "float"}, "not float16"),
+    ],
+)
+def test_arrays_of_other_types_are_refused_where_they_are_given(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(DTypeError, match=says):
+        QuantizedTensor.from_codes(CODES, "uint4", (1, 2), **fields)
