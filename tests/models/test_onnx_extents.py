@@ -90,3 +90,25 @@ def test_an_attribute_that_is_missing_is_named() -> None:
     body = "y, k, v = com.microsoft.GroupQueryAttention <kv_num_heads = 1> (q, q, q, , , n, t)"
     with pytest.raises(LadderError, match=r"GroupQueryAttention.*needs the attribute 'num_heads'"):
         compiled(f"g (float[1, 3, 8] q, int32[1] n, int32 t) => (float y, float k, float v) {{ {body} }}")
+
+
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize(
+    ("node", "axis"),
+    [
+        ("CumSum <exclusive = 1> (x, a)", 0),
+        ("CumSum <exclusive = 1, reverse = 1> (x, a)", -1),
+        ("Hardmax <axis = 0> (x)", 0),
+        ("Hardmax <axis = 1> (x)", 0),
+        ("Hardmax <axis = 2> (x)", 2),
+        ("LogSoftmax <axis = 1> (x)", 0),
+    ],
+)
+def test_what_runs_along_an_axis_takes_an_empty_one(node: str, axis: int, opset: int) -> None:
+    extents = [2, 3, 4]
+    extents[axis] = 0
+    model = parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : {opset}]> g (float[A, B, C] x) => (float[A, B, C] y)'
+        f" <int64 a = {{{axis}}}> {{ y = {node} }}"
+    )
+    assert ladder.compile(model)(torch.empty(extents)).shape == torch.Size(extents)

@@ -136,8 +136,8 @@ def _accumulated(function: Callable[..., Any], neutral: int) -> Run:
         at, value = int(axis.reshape(())), wide(x)
         value = value.flip(at) if op.get("reverse", 0) else value
         if op.get("exclusive", 0):
-            first = torch.full_like(value.narrow(at, 0, 1), neutral)
-            value = torch.cat([first, value.narrow(at, 0, value.shape[at] - 1)], at)
+            shape = [1 if i == at % value.ndim else extent for i, extent in enumerate(value.shape)]
+            value = torch.cat([value.new_full(shape, neutral), value], at).narrow(at, 0, value.shape[at])
         found = function(value, at)
         return narrow(found.flip(at) if op.get("reverse", 0) else found, x.dtype)
 
@@ -154,13 +154,14 @@ def flattened_softmax(function: Callable[[Any, int], Any]) -> Run:
         if op.version >= 13:
             return function(x, op.get("axis", -1))
         axis = op.get("axis", 1) % max(x.ndim, 1)
-        rows = x.reshape(*x.shape[:axis], -1)
-        return function(rows, -1).reshape(x.shape)
+        return function(x.flatten(axis), -1).reshape(x.shape)
 
     return run
 
 
 def _hardmax(x: Any, axis: int) -> Any:
+    if not x.numel():  # an empty axis has no largest place
+        return x.clone()
     place = x.argmax(axis, keepdim=True)
     return torch.zeros_like(x).scatter(axis, place, 1)
 
