@@ -80,9 +80,9 @@ HALVES: dict[str, float] = {
 """The same where it has 16 bits.
 
 Fitted to 1,644 runs of gemv and 91 of digits on both cards, beside those of ``wgmma`` at the same points
-(the last of them: ``benchmarks/results/h200_gemv_end_2026-11-27.json``). `WARP_SECONDS` and sums that
-share values or leave an offset were fitted afterwards, beside runs of small groups
-(``benchmarks/results/h200_streamed_choices_2026-11-29.json``).
+(the last of them: ``benchmarks/results/h200_gemv_end_2026-11-27.json``). Sums that share values or leave an
+offset were fitted afterwards, beside runs of small groups (``h200_streamed_choices_2026-11-29.json``), then
+`START_SECONDS`, `WARP_SECONDS` and `RAMP_CYCLES` to small layers (``h200_small_layers_2026-12-01.json``).
 """
 
 
