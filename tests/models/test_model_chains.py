@@ -67,7 +67,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], int]] =
         [(2, 3, 5, 8)],
         1,
     ),
-    "one pixel": (lambda x: F.interpolate(x, scale_factor=4, mode="bilinear"), [(2, 3, 1, 1)], 2),
+    "one pixel": (lambda x: F.interpolate(x, scale_factor=4, mode="bilinear"), [(2, 3, 1, 1)], 1),
     "longer signals": (lambda x: F.interpolate(x, 12, mode="linear"), [(1, 2, 3)], 1),
     "reflected by one": (lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect") * 2, [(2, 3, 9, 16)], 1),
     "every second": (gated, [(6, 192)], 1),
