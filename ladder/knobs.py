@@ -160,7 +160,11 @@ class Settings:
     gated_products = Knob[bool](
         True, _boolean, "0 leaves gates of few rows to kernels of their own, on CUDA GPUs"
     )
-    prologues = Knob[bool](True, _boolean, "0 leaves norms of few rows to kernels of their own, on CUDA GPUs")
+    prologues = Knob[bool](
+        True,
+        _boolean,
+        "0 leaves norms of few rows, and rows of caches, to kernels of their own, on CUDA GPUs",
+    )
     runtime_dir = Knob[Path | None](None, _path, "folder of libtvm_runtime*.so [of the installed apache-tvm]")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KINDS = (*(kind for kind in ALL_KINDS if kind != "view"), "view")
 """In the order of their colours."""
 
-FUSED = ("gemm", "prologue", "found", "chain")
+FUSED = ("gemm", "prologue", "found", "chain", "cached_attention")
 """Kinds whose steps are several operators in kernels of ours."""
 
 WIDTH, ROW, GAP, BOX, MOST = 1000, 46, 10, 150, 6

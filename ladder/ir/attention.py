@@ -91,8 +91,11 @@ class Attention:
         scales = 4 if self.stored in CODES else 0
         return 2 * batch * self.kv_heads * keys * (self.size * self.stored_bytes + scales)
 
-    def tensors(self) -> dict[str, str]:
-        """Return the tensors that a kernel takes, in order, with their types."""
+    def tensors(self, without: str = "") -> dict[str, str]:
+        """Return the tensors that a kernel takes, in order, with their types.
+
+        without: One that it makes itself.
+        """
         found = {"q": self.ttype, "k": self.stored, "v": self.stored}
         if self.mask:
             found["mask"] = self.mask
@@ -100,15 +103,16 @@ class Attention:
             found["position"] = self.position
         if self.stored in CODES:
             found |= {"k_scale": "float32", "v_scale": "float32"}
-        return found | {"out": self.ttype}
+        found["out"] = self.ttype
+        return {name: ttype for name, ttype in found.items() if name != without}
 
-    def numbers(self) -> list[str]:
-        """Return the names of the integers that a kernel takes before its tensors."""
+    def numbers(self, without: str = "") -> list[str]:
+        """Return the names of the integers that a kernel takes before its tensors; ``without`` as there."""
         return [
             "batch",
             "tokens",
             "keys",
-            *(f"{name}_{axis}" for name in self.tensors() for axis in AXES[name]),
+            *(f"{name}_{axis}" for name in self.tensors(without) for axis in AXES[name]),
         ]
 
 

@@ -24,7 +24,10 @@ from targets import TileDevice, get_device
 from tile_types.errors import ScheduleError, unknown_name
 
 if TYPE_CHECKING:
+    from ladder.ir.attention import Attention
+    from ladder.lower.chain.attention_rows import RowsForm
     from ladder.lower.chain.prologue import PrologueForm
+    from schedules.attention import AnySchedule
 
 KERNELS = {
     "gemv": "ladder.lower.cuda.gemv:Gemv",
@@ -154,6 +157,27 @@ def emit_with_prologue(
     with builder.function(name, noalias=False) as result, scalars.using(_cheap_functions(gemm, device)):
         prologue = ChainPrologue(form, device, block_threads(schedule))  # type: ignore[arg-type]
         kernel(gemm, device, schedule, prologue).emit()
+    return result.func
+
+
+def emit_attention_with_rows(
+    rows: RowsForm, form: Attention, device: TileDevice, schedule: AnySchedule, name: str
+) -> Any:
+    """Emit attention whose q, and new keys and values, a chain makes in its kernel.
+
+    It takes the chain's inputs but the caches, the caches, then what attention takes but q.
+
+    Raises ScheduleError if the chain makes no such rows, or blocks have too few warps for them.
+    """
+    from ladder.lower import builder
+    from ladder.lower.chain.attention_rows import AttentionRows
+    from ladder.lower.cuda.attention import emit_body
+    from schedules.attention import AttentionSchedule
+
+    if not isinstance(schedule, AttentionSchedule) or form.stored != form.ttype:
+        raise ScheduleError(f"attention over {form.stored} on {device.name} makes no rows")
+    with builder.function(name, noalias=False) as result:
+        emit_body(form, device, schedule, AttentionRows(rows, form, device, schedule))
     return result.func
 
 

@@ -34,7 +34,7 @@ def with_prologues(
 ) -> list[Subgraph]:
     """Return parts with chains in the products that alone read them, where that is predicted to be faster."""
     found = list(parts)
-    links = _Links(graph, parts)
+    links = Links(graph, parts)
     for part in parts:
         joined = links.chain_before(part)
         if joined is None or not pays(joined[0], joined[1], device):
@@ -64,7 +64,7 @@ def _inner(part: Subgraph, value: str) -> str:
     return part.graph.outputs[part.outputs.index(value)]
 
 
-class _Links:
+class Links:
     """Which part makes a value, and which read it."""
 
     def __init__(self, graph: Graph, parts: Sequence[Subgraph]) -> None:
@@ -82,7 +82,8 @@ class _Links:
         value, views = part.by_role["A"], list[Subgraph]()
         while (before := self.maker.get(value)) is not None:
             if before.kind == "chain":
-                apart = "put" in before.operators or self.lies_between(before, part)
+                others = [read for read in part.inputs if read != part.by_role["A"]]
+                apart = "put" in before.operators or self.lies_between(before, others)
                 return None if apart else (before, value, views)
             if before.kind != "view" or set(before.operators) - {"reshape"} or not self.is_read_once(value):
                 return None
@@ -98,9 +99,9 @@ class _Links:
     def is_read_once(self, value: str) -> bool:
         return len(self.readers.get(value, ())) == 1 and value not in self.graph.outputs
 
-    def lies_between(self, chain: Subgraph, part: Subgraph) -> bool:
-        """Tell whether a product reads, beside its rows, something that a chain's results are needed for."""
-        ahead, seen = [value for value in part.inputs if value != part.by_role["A"]], set[str]()
+    def lies_between(self, chain: Subgraph, values: Sequence[str]) -> bool:
+        """Tell whether a chain's results are needed for some of the values."""
+        ahead, seen = [*values], set[str]()
         while ahead:
             value = ahead.pop()
             maker = None if value in seen else self.maker.get(value)

@@ -192,5 +192,6 @@ def rows_put(part: Subgraph) -> set[str]:
 
 
 def _puts(part: Subgraph) -> list[Node]:
-    """Return what writes rows within a chain."""
-    return [node for node in part.graph.nodes if node.operator == "put" and part.kind == "chain"]
+    """Return what writes rows within a chain, or within attention that makes them."""
+    own = part.kind in ("chain", "cached_attention")
+    return [node for node in part.graph.nodes if own and node.operator == "put"]

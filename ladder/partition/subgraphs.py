@@ -14,7 +14,7 @@ from tile_types.tile import Tile
 CALLS = ("attention", "recurrent", "codes", "elements", "fourier")
 """Kinds of parts that are one operator by kernels of ours, for which torch has a function too."""
 
-OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", *CALLS)
+OWN_KINDS = ("gemm", "prologue", "found", "rows", "chain", "cached_attention", *CALLS)
 """Kinds of parts whose kernels are ours: they write into memory that they are given."""
 
 COUNTING = tuple(kind for kind in OWN_KINDS if kind not in ("gemm", "prologue"))
@@ -23,6 +23,7 @@ COUNTING = tuple(kind for kind in OWN_KINDS if kind not in ("gemm", "prologue"))
 KINDS = (*OWN_KINDS, "product", "library", "view", "torch")
 """``gemm``: a quantized product by a kernel of ours; ``prologue``: one whose kernel computes its activation
 rows, by a chain; ``found``: what kernels of a found graph compute;
+``cached_attention``: attention whose kernel makes q, and puts keys and values into caches, by a chain;
 ``rows``: a product of rows with a float matrix by one of ours; ``attention``, ``recurrent``: attention or a
 recurrent layer by one; ``codes``: a call on codes of 8 bits by some; ``elements``: a gather or scatter by
 number, by one; ``fourier``: a transform of frames to frequencies by one; ``product``: one that torch

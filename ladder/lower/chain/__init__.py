@@ -76,23 +76,14 @@ def _cpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
 
 def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -> Any:
     """Emit the first mapping that has a kernel: tiles need alignments that only the emitter proves."""
-    from ladder.lower.chain.approximation import may_be_approximate
     from ladder.lower.chain.gpu import DIALECTS, GpuChain
-    from ladder.lower.chain.narrowing import narrowed
     from ladder.lower.chain.side_by_side import SideBySide
     from ladder.movement.choose import machine_of, ranked
-    from ladder.movement.decompose import contracted
 
     if reduced := _reduces_nothing(chain.graph):
         raise ScheduleError(f"kernels for GPUs reduce at least one element, {reduced} has none")
     chain = chain.with_rows()
-    cheap = may_be_approximate(chain.graph)
-    if cheap:
-        plain = _decomposed(chain)
-        plain = replace(plain, graph=contracted(plain.graph))
-    else:
-        plain = _decomposed(chain, DIALECTS[device.kind].functions)
-    plain = narrowed(plain)
+    plain, cheap = plain_chain(chain, DIALECTS[device.kind].functions)
     outputs = plain.graph.outputs
     whole = mapping is not None or any(
         axes(plain.graph, outputs) is not None for axes in (loop_axes, column_axes)
@@ -112,6 +103,22 @@ def _gpu(chain: Chain, device: TileDevice, name: str, mapping: Mapping | None) -
             if number == len(wanted) - 1:
                 raise
     raise ScheduleError(f"chain {chain.graph.name!r} has no mapping")
+
+
+def plain_chain(chain: Chain, functions: Collection[str]) -> tuple[Chain, bool]:
+    """Return a chain for a GPU in operators that kernels have, and whether functions may be approximate.
+
+    functions: Operators that the GPU computes as they are.
+    """
+    from ladder.lower.chain.approximation import may_be_approximate
+    from ladder.lower.chain.narrowing import narrowed
+    from ladder.movement.decompose import contracted
+
+    cheap = may_be_approximate(chain.graph)
+    plain = _decomposed(chain, () if cheap else functions)
+    if cheap:
+        plain = replace(plain, graph=contracted(plain.graph))
+    return narrowed(plain), cheap
 
 
 def _reduces_nothing(graph: Graph) -> str | None:

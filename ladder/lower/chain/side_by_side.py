@@ -24,15 +24,17 @@ from ladder.partition.subgraphs import needed
 from schedules.schedule import check
 from tile_types.tile import Tile
 
+Sizes = Dictionary[str, Any]
+"""Name of an open size -> the argument."""
 
-class _Loop(GpuNest):
-    """One of the chains; its arguments are among those of the kernel."""
+
+class Loop(GpuNest):
+    """One of the chains; its arguments are among those of the kernel, but for results that are none."""
 
     def __init__(
-        self, chain: Chain, dialect: Dialect, cheap: bool, sizes: Dictionary[str, Any], arguments: Any
+        self, chain: Chain, dialect: Dialect, mapping: Mapping, cheap: bool, sizes: Sizes, arguments: Any
     ) -> None:
         self.given = sizes, arguments
-        mapping = _mapping(chain.graph, dialect.wave)
         super().__init__(chain, dialect, mapping, cheap)
         check(isinstance(self.count, int), "rows side by side are of a known number")
 
@@ -40,7 +42,7 @@ class _Loop(GpuNest):
         return dict(self.given[0])
 
     def buffer(self, name: str, tile: Tile) -> Any:
-        return self.given[1][name]
+        return self.given[1].get(name)
 
 
 def _mapping(graph: Graph, wave: int) -> Mapping:
@@ -53,21 +55,12 @@ class SideBySide:
     """The kernel of a chain whose results fall into several loops over rows; parameters as `GpuNest`."""
 
     def __init__(self, chain: Chain, dialect: Dialect, cheap: bool) -> None:
-        graph, self.dialect = chain.graph, dialect
-        sizes = {name: I.arg(name, I.int32()) for name in chain.sizes}
-        extents = Indices(sizes)
-
-        def declared(name: str, tile: Tile) -> Any:
-            shape = [extents.extent(extent) for extent in tile.shape]
-            return b.tensor(name, shape or [1], b.tir_name(tile.ttype.name), align=ACCESS_BYTES)
-
-        arguments = {node.name: declared(node.name, node.tile) for node in graph.inputs}
-        for value in graph.outputs:
-            scatter = chain.scatters.get(value)
-            tile = graph.tile(value) if scatter is None else scatter.base
-            arguments[f"{value}_result"] = declared(f"{value}_result", tile)
-        parts = [_part(chain, results) for results in separate_loops(graph, graph.outputs) or ()]
-        self.nests = [_Loop(part, dialect, cheap, sizes, arguments) for part in parts]
+        self.dialect = dialect
+        sizes, arguments = declare_arguments(chain)
+        parts = [part_of(chain, rows) for rows in separate_loops(chain.graph, chain.graph.outputs) or ()]
+        self.nests = [
+            Loop(part, dialect, _mapping(part.graph, dialect.wave), cheap, sizes, arguments) for part in parts
+        ]
 
     def emit(self) -> None:
         lines: dict[str, Early] = {}
@@ -87,7 +80,25 @@ class SideBySide:
         self.dialect.finish()
 
 
-def _part(chain: Chain, results: tuple[str, ...]) -> Chain:
+def declare_arguments(chain: Chain, results: bool = True) -> tuple[Sizes, dict[str, Any]]:
+    """Declare the arguments of a chain in calling order: sizes, inputs, and its results."""
+    graph = chain.graph
+    sizes = {name: I.arg(name, I.int32()) for name in chain.sizes}
+    extents = Indices(sizes)
+
+    def declared(name: str, tile: Tile) -> Any:
+        shape = [extents.extent(extent) for extent in tile.shape]
+        return b.tensor(name, shape or [1], b.tir_name(tile.ttype.name), align=ACCESS_BYTES)
+
+    arguments = {node.name: declared(node.name, node.tile) for node in graph.inputs}
+    for value in graph.outputs if results else ():
+        scatter = chain.scatters.get(value)
+        tile = graph.tile(value) if scatter is None else scatter.base
+        arguments[f"{value}_result"] = declared(f"{value}_result", tile)
+    return sizes, arguments
+
+
+def part_of(chain: Chain, results: tuple[str, ...]) -> Chain:
     """Return the chain that computes some of the results."""
     scatters = {value: chain.scatters[value] for value in results if value in chain.scatters}
     read = needed(chain.graph, (*results, *(scatter.ids for scatter in scatters.values())))

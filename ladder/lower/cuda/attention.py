@@ -23,11 +23,13 @@ from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.cuda.attention_loads import (
     Keys,
+    MadeRows,
     Place,
     Spec,
     choose_spec,
     find_limits,
     find_place,
+    load_positions,
     load_queries,
     prefetch,
 )
@@ -171,10 +173,12 @@ class Join:
     enough, and none has to stay until others have read its memory.
     """
 
-    def __init__(self, spec: Spec, place: Place) -> None:
+    def __init__(self, spec: Spec, place: Place, made: MadeRows | None) -> None:
         self.spec, self.place, self.schedule = spec, place, spec.schedule
         size, schedule = spec.form.size, spec.schedule
         pool = b.SharedPool()
+        if made is not None:
+            made.allocate(pool)
         self.sums = pool.alloc((schedule.warps, schedule.rows, spec.form.width + PAD), "float32", align=16)
         self.states = pool.alloc((schedule.warps, schedule.rows, STATE), "float32", align=16)
         self.row_pieces = size // VECTOR
@@ -299,20 +303,33 @@ def emit(form: Attention, device: TileDevice, schedule: AttentionSchedule, name:
 
     Raises ScheduleError if the head does not divide into fragments.
     """
-    spec, overlap = choose_spec(form, device, schedule), Overlap(device)
     with b.function(name, noalias=False) as result:  # nothing may be read before `Overlap.wait`
-        inputs = declare_inputs(form)
-        overlap.declare(axes=3, cluster=schedule.cluster)
-        place = find_place(spec, inputs)
-        join = Join(spec, place)
-        overlap.release()
-        if overlap.possible:  # while the kernel before still runs
-            prefetch(spec, place, place.worker, inputs.numbers["keys"])
-        overlap.wait()
-        limits, queries, sums = find_limits(spec, place), load_queries(spec, place), Sums(spec)
-        walk(spec, place, limits, queries, sums, Keys(spec, place, limits.needed))
-        join.finish(sums)
+        emit_body(form, device, schedule)
     return result.func
+
+
+def emit_body(
+    form: Attention, device: TileDevice, schedule: AttentionSchedule, made: MadeRows | None = None
+) -> None:
+    """Emit arguments and code of a kernel as `emit`; it takes no q where that is ``made``."""
+    spec, overlap = choose_spec(form, device, schedule), Overlap(device)
+    inputs = declare_inputs(form, "" if made is None else "q")
+    overlap.declare(axes=3, cluster=schedule.cluster)
+    place = find_place(spec, inputs)
+    join = Join(spec, place, made)
+    overlap.release()
+    if overlap.possible:  # while the kernel before still runs
+        prefetch(spec, place, place.worker, inputs.numbers["keys"])
+        if made is not None:
+            made.prefetch(place)
+    overlap.wait()
+    positions = load_positions(spec, place)
+    if made is not None:
+        made.emit(place, spec.span)
+    limits, queries = find_limits(spec, place, positions), load_queries(spec, place, made)
+    sums = Sums(spec)
+    walk(spec, place, limits, queries, sums, Keys(spec, place, limits.needed))
+    join.finish(sums)
 
 
 def walk(spec: Spec, place: Place, limits: Limits, queries: list[list[Expr]], sums: Sums, keys: Keys) -> None:

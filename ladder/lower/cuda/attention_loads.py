@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from tvm.script import tirx as T
 
@@ -31,6 +31,9 @@ LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
 LOADS = {16: "ld.global.L1::no_allocate.v4.u32", 8: "ld.global.L1::no_allocate.v2.u32",
          4: "ld.global.L1::no_allocate.u32"}  # fmt: skip
 """Bytes -> load of what is read once, the widest first."""
+
+SHARED_LOADS = {16: "ld.shared.v4.u32", 8: "ld.shared.v2.u32", 4: "ld.shared.u32"}
+"""Bytes -> load from shared memory."""
 
 LANES_OF_KEY, LANES_OF_VALUE = 4, 8
 """Lanes that share a row of K, and of V."""
@@ -180,12 +183,34 @@ def find_place(spec: Spec, inputs: Inputs) -> Place:
     thread = b.thread_index(schedule.threads)
     lane = b.bind(thread % WARP)
     warp, g, c = b.keep(thread // WARP), b.keep(lane // 4), b.keep(lane % 4)
-    worker = b.keep(rank * schedule.warps + warp)
+    worker = b.keep(warp * schedule.cluster + rank)  # the last keys are shared by all blocks
     begins = {name: b.keep(first_of_head(inputs, batch, head, name)) for name in ("k", "v")}
     return Place(
         inputs, form.group, head, batch, first_row, row_count, thread, lane, g, c, rank, warp, worker,
         schedule.warps * schedule.cluster, begins,
     )  # fmt: skip
+
+
+class MadeRows(Protocol):
+    """Rows that a kernel of attention makes itself: q, and keys and values that go into their caches.
+
+    Its arguments are declared before those of attention.
+    """
+
+    rows: Any
+    """q in shared memory: ``[heads of the group, elements of a head]``."""
+
+    def allocate(self, pool: Any) -> None:
+        """Take shared memory for q."""
+
+    def prefetch(self, place: Place) -> None:
+        """Bring small inputs into L2 while the kernel before may still run."""
+
+    def emit(self, place: Place, span: int) -> None:
+        """Make all rows of the block's head; the block may read them afterwards.
+
+        span: Keys of a warp's iteration: the block whose warp reads a new key stores it.
+        """
 
 
 PREFETCH = "prefetch.global.L2"
@@ -205,8 +230,17 @@ def prefetch(spec: Spec, place: Place, iteration: Expr, needed: Expr) -> None:
                 b.ptx(PREFETCH, place.inputs.tensors[name].ptr_to([at]))
 
 
-def find_limits(spec: Spec, place: Place) -> Limits:
-    """Emit how many keys each of the lane's rows sees, and the block needs."""
+def load_positions(spec: Spec, place: Place) -> list[list[Expr]]:
+    """Emit the loads of the positions of the lane's rows of q, by part; they are not waited for."""
+    parts = range(spec.parts if spec.form.position else 0)
+    return [[place.position(part * STEP_ROWS + 2 * place.c + row) for row in range(2)] for part in parts]
+
+
+def find_limits(spec: Spec, place: Place, positions: list[list[Expr]]) -> Limits:
+    """Emit how many keys each of the lane's rows sees, and the block needs.
+
+    positions: As of `load_positions`.
+    """
     form, keys = spec.form, place.inputs.numbers["keys"]
     if not (form.causal or form.position):
         return Limits([[keys, keys] for _ in range(spec.parts)], keys)
@@ -215,7 +249,8 @@ def find_limits(spec: Spec, place: Place) -> Limits:
     for part in range(spec.parts):
         rows.append([])
         for row in range(2):
-            rows[part].append(place.seen_keys(form, part * STEP_ROWS + 2 * place.c + row))
+            known = positions[part][row] if positions else None
+            rows[part].append(place.seen_keys(form, part * STEP_ROWS + 2 * place.c + row, known))
             most = T.max(most, rows[part][row])
     for distance in (1, 2):
         most = b.bind(most)
@@ -224,12 +259,19 @@ def find_limits(spec: Spec, place: Place) -> Limits:
 
 
 def load(
-    spec: Spec, place: Place, tensor: str, row: tuple[Expr, Expr], piece: Piece, to: tuple[Any, int]
+    spec: Spec,
+    place: Place,
+    tensor: str,
+    row: tuple[Expr, Expr],
+    piece: Piece,
+    to: tuple[Any, int],
+    made: MadeRows | None = None,
 ) -> None:
     """Load a lane's piece of a head's row into words, and leave them if it lies beyond the head.
 
     row: Where the row begins, and which of the lanes that share it this one is.
     to: Words, and the first of the row's.
+    made: Where the row lies in shared memory: there ``row`` begins with its number.
     """
     (at, lane), (words, first), size = row, to, spec.form.size
     each = spec.operands.row_bytes(tensor) // size
@@ -239,8 +281,11 @@ def load(
     with b.when(column < size) if beyond else nullcontext():
         for part in range(piece.elements * each // step):
             targets = (words[first + (part * step) // 4 + i] for i in range(step // 4))
-            source = place.inputs.tensors[tensor].ptr_to([at + column + part * step // each])
-            b.ptx(LOADS[step], *targets, source)
+            start = column + part * step // each
+            if made is not None:
+                b.ptx(SHARED_LOADS[step], *targets, made.rows.ptr_to([at, start]))
+                continue
+            b.ptx(LOADS[step], *targets, place.inputs.tensors[tensor].ptr_to([at + start]))
 
 
 def zeros(spec: Spec, count: int) -> Any:
@@ -251,16 +296,23 @@ def zeros(spec: Spec, count: int) -> Any:
     return words
 
 
-def load_queries(spec: Spec, place: Place) -> list[list[Expr]]:
-    """Load q as the B operand of scores: rows ``g`` of each part."""
+def load_queries(spec: Spec, place: Place, made: MadeRows | None) -> list[list[Expr]]:
+    """Load q as the B operand of scores: rows ``g`` of each part.
+
+    made: Where the kernel has made them.
+    """
     n, operands = place.inputs.numbers, spec.operands
     queries: list[list[Expr]] = []
     for part in range(spec.parts):
-        token, head = place.query(part * STEP_ROWS + place.g)
-        at = b.bind(place.batch * n["q_b"] + head * n["q_h"] + token * n["q_s"])
+        row = part * STEP_ROWS + place.g
+        if made is None:
+            token, head = place.query(row)
+            at = b.bind(place.batch * n["q_b"] + head * n["q_h"] + token * n["q_s"])
+        else:
+            at = b.bind(T.min(row, place.row_count - 1))
         words = zeros(spec, spec.form.width // 8)
         for piece in operands.key_pieces:
-            load(spec, place, "q", (at, place.c), piece, (words, 0))
+            load(spec, place, "q", (at, place.c), piece, (words, 0), made)
         queries.append(operands.in_order([words[i] for i in range(spec.form.width // 8)]))
     return queries
 

@@ -36,12 +36,15 @@ class Inputs:
     tensors: Mapping[str, Any]
 
 
-def declare_inputs(form: Attention) -> Inputs:
-    """Declare the arguments in calling order."""
-    numbers = {name: I.arg(name, I.int32()) for name in form.numbers()}
+def declare_inputs(form: Attention, without: str = "") -> Inputs:
+    """Declare the arguments in calling order.
+
+    without: A tensor that the kernel makes itself.
+    """
+    numbers = {name: I.arg(name, I.int32()) for name in form.numbers(without)}
     tensors = {
         name: b.tensor(name, (b.symbol(f"{name}_length"),), _tir(ttype), align=ALIGNMENT.get(name, 1))
-        for name, ttype in form.tensors().items()
+        for name, ttype in form.tensors(without).items()
     }
     return Inputs(numbers, tensors)
 
@@ -176,16 +179,23 @@ class HeadPlace:
         row = b.bind(T.min(row, self.row_count - 1) + self.first_row)
         return b.bind(row // self.group), b.bind(self.head * self.group + row % self.group)
 
-    def seen_keys(self, form: Attention, row: Expr) -> Expr:
-        """Return how many keys a row of q sees."""
+    def position(self, row: Expr) -> Expr:
+        """Return the position of a row of q, in a register."""
         n = self.inputs.numbers
         token, _ = self.query(row)
-        limit = n["keys"]
+        at = self.batch * n["position_b"] + token * n["position_s"]
+        return b.keep(T.Cast("int32", self.inputs.tensors["position"][at]))
+
+    def seen_keys(self, form: Attention, row: Expr, position: Expr = None) -> Expr:
+        """Return how many keys a row of q sees.
+
+        position: As of `position`, where it is loaded already.
+        """
+        limit = self.inputs.numbers["keys"]
         if form.causal:
-            limit = T.min(limit, token + 1)
+            limit = T.min(limit, self.query(row)[0] + 1)
         if form.position:
-            at = self.batch * n["position_b"] + token * n["position_s"]
-            seen = T.Cast("int32", self.inputs.tensors["position"][at]) + form.reach
+            seen = (self.position(row) if position is None else position) + form.reach
             limit = T.max(T.min(limit, seen), 0)
         return b.keep(limit)
 

@@ -29,18 +29,19 @@ ALIGNED = ("q", "k", "v", "out")
 """Tensors that kernels access in wide pieces."""
 
 
-def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
+def arguments(form: Attention, given: Mapping[str, torch.Tensor], without: str = "") -> list[Any]:
     """Return a kernel's arguments: sizes, strides, and every tensor as the one axis of its elements.
 
     form: What the kernel computes.
     given: ``q``, ``k``, ``v``, ``out`` as ``[batch, heads, tokens, size]``, and what `Attention.tensors`
         names; any strides but along the last axis, extents 1 are shared.
+    without: A tensor that the kernel makes itself.
     Raises ShapeError if offsets do not fit 32 bits, or the last axis is not contiguous.
     """
-    q, k = given["q"], given["k"]
-    numbers = {"batch": q.shape[0], "tokens": q.shape[2], "keys": k.shape[2]}
+    out, k = given["out"], given["k"]
+    numbers = {"batch": out.shape[0], "tokens": out.shape[2], "keys": k.shape[2]}
     flat = []
-    for name in form.tensors():
+    for name in form.tensors(without):
         tensor = given[name]
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise ShapeError(f"attention needs contiguous rows of {name}, got strides {tensor.stride()}")
@@ -52,7 +53,7 @@ def arguments(form: Attention, given: Mapping[str, torch.Tensor]) -> list[Any]:
         flat.append(
             (tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor).as_strided((span,), (1,))
         )
-    return [*(numbers[name] for name in form.numbers()), *flat]
+    return [*(numbers[name] for name in form.numbers(without)), *flat]
 
 
 def elements_spanned(tensor: torch.Tensor) -> int:

@@ -16,6 +16,7 @@ from ladder.runtime.allocate import viewer
 from ladder.runtime.compile import Request, target_of
 from ladder.runtime.convolve import launch
 from ladder.runtime.model.attention import attention_call
+from ladder.runtime.model.cached_attention import bind_cached_attention
 from ladder.runtime.model.chains import kernel_of
 from ladder.runtime.model.codes import bind_codes
 from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
@@ -398,6 +399,7 @@ BINDERS: Mapping[str, Callable[[Workspace, PlanStep], Bound | None]] = {
     "prologue": bind_prologue,
     "rows": _bind_rows,
     "attention": _bind_attention,
+    "cached_attention": bind_cached_attention,
     "recurrent": bind_recurrent,
     "codes": bind_codes,
     "elements": bind_elements,

@@ -31,6 +31,7 @@ from ladder.runtime.compile import (
 )
 from ladder.runtime.model.attention import attention_jobs
 from ladder.runtime.model.bound_plan import BoundPlan, places_of
+from ladder.runtime.model.cached_attention import cached_attention_jobs
 from ladder.runtime.model.chains import chain_job, shared_chains
 from ladder.runtime.model.codes import codes_jobs
 from ladder.runtime.model.executable import Executable
@@ -59,6 +60,7 @@ JOBS: Mapping[str, Callable[[Subgraph, TileDevice], list[Job]]] = {
     "fourier": lambda part, device: [fourier_job(part.graph, device)],
     "found": found_jobs,
     "prologue": prologue_jobs,
+    "cached_attention": cached_attention_jobs,
 }
 """Kind of part -> what describes its kernels, where it has some of its own."""
 

@@ -125,6 +125,9 @@ _EXECUTORS: Mapping[str, Any] = {
     "elements": lambda part, entry, family: f"ladder {library_title(part.graph).removeprefix('torch ')}",
     "fourier": lambda part, entry, family: f"ladder {library_title(part.graph).removeprefix('torch ')}",
     "attention": lambda part, entry, family: f"ladder attention {entry.rpartition('_')[2]}",
+    "cached_attention": lambda part, entry, family: (
+        f"ladder attention {entry.rpartition('_')[2]}, with its rows"
+    ),
     "product": lambda part, entry, family: product_title(part),
     "library": lambda part, entry, family: library_title(part.graph),
     "view": lambda part, entry, family: "address",

@@ -21,6 +21,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.ir.graph_data import as_tuple, graph_from_data, graph_to_data
 from ladder.movement.split import split_reductions
 from ladder.partition import partition
+from ladder.partition.cached_attention import with_cached_attention
 from ladder.partition.found_graphs import Replaced, with_found
 from ladder.partition.gated import gate_between, only_readers, readers_of, with_gates
 from ladder.partition.partition import ordered
@@ -30,6 +31,7 @@ from ladder.partition.subgraphs import Subgraph, call_of, engine, extract, outsi
 from ladder.rewrite import simplify
 from ladder.runtime.compile import Request, candidate_for, gated_schedule
 from ladder.runtime.experts import of_slots
+from ladder.runtime.model.cached_attention import makes_rows
 from ladder.runtime.model.found import finder, weights_of
 from ladder.runtime.model.grouped_calls import with_grouped_products
 from ladder.runtime.model.library import is_onnx, resolve
@@ -137,6 +139,7 @@ def with_chains_in_products(prepared: Prepared, device: TileDevice) -> Prepared:
         parts = with_expert_gates(graph, parts, device)
     if settings.prologues and "pdl" in device.features:
         parts = with_prologues(graph, parts, lambda *asked: described(device, *asked), device)
+        parts = with_cached_attention(graph, parts, lambda part: makes_rows(part, device))
     return replace(prepared, parts=ordered(graph, list(parts)))
 
 
