@@ -84,6 +84,8 @@ class Heap:
         self.alike: frozenset[int] = frozenset()
         self.uses_dynamic = self.counts = self.makes_texts = False
         self.assume: Any = None
+        self.filled: dict[tuple[str, Any, Any], torch.Tensor] = {}
+        """Tensors of numbers that are left open: by variable, type and device."""
 
     def settle_texts(self) -> None:
         """Replace each `Text` in an object by its string, so that programs see no class of ours."""
@@ -94,7 +96,7 @@ class Heap:
     def release(self) -> None:
         """Drop all references to objects: recording is over, and programs may see when they die."""
         self.guard.release()
-        self.nodes, self.roots = {}, {}
+        self.nodes, self.roots, self.filled = {}, {}, {}
         self.tensors, self.metadata, self.steps = TensorNodes(), [], []
         self.copies.clear()
 
@@ -178,7 +180,8 @@ class Heap:
         var = self.guard.bind(expression, path)
         self.guard.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
         self.uses_dynamic = True
-        return Dynamic(value, var, None if self.numbers else self.shapes.number(value, var))
+        plain = self.numbers or type(value) is float
+        return Dynamic(value, var, None if plain else self.shapes.number(value, var))
 
     def _meet_value(self, value: Any, expression: str, path: str) -> None:
         self.guard.check_value(self.guard.bind(expression, path), value, path, path)

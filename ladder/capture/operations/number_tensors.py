@@ -1,4 +1,9 @@
-"""Tensors of numbers: of open ones, as a time step is, the graph makes them; those of arrays are copied."""
+"""Tensors of numbers: of open ones, as a time step is, the graph makes them; those of arrays are copied.
+
+Plans have numbers as constants. A fraction that changes from call to call, as a temperature does, becomes a
+tensor before each run: the operators that meet it most often compute with that, in the type in which torch
+computes with a number.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +31,25 @@ EXACT = frozenset({torch.int64, torch.float32, torch.float64})
 Operator = Callable[[Interpreter, Any, Any, Any], Any]
 
 
-def number_tensor(
+def with_number_tensors(
+    vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Operator
+) -> Any:
+    """Return what an operator gives that makes a tensor of numbers, or takes one for a number that is open.
+
+    run: Runs a tensor operator.
+    Returns `NULL` where it does neither.
+    """
+    made = _made_of_numbers(vm, function, args, kwargs, run)
+    return made if made is not NULL else _computed_with_tensor(vm, function, args, kwargs, run)
+
+
+def _made_of_numbers(
     vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Operator
 ) -> Any:
     """Return the tensor that `function` makes of a number or a list of some, filled with what is open.
 
     What it copies of an array that is the same in each run is a tensor that the record holds.
 
-    run: Runs a tensor operator.
     Returns `NULL` where no number is open, or not all are whole or fractions: torch then takes what they are.
     """
     if function in (torch.tensor, torch.as_tensor) and len(args) == 1 and is_a(args[0], np.ndarray):
@@ -71,6 +87,81 @@ def _of_array(vm: Interpreter, function: Any, array: Any, options: Mapping[str, 
     name = vm.heap.constant(held)
     vm.heap.meet(held, vm.heap.guard.bind(name, name), name, stable=True)
     return run(vm, torch.Tensor.to, (held,), {**options, "copy": True})
+
+
+WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+}
+"""Type of elements -> the one in which torch multiplies and divides them by a number."""
+
+TAKE_TENSORS: Mapping[str, Any] = {
+    **dict.fromkeys(("add", "__add__", "__radd__"), torch.add),
+    **dict.fromkeys(("sub", "__sub__", "subtract", "rsub", "__rsub__"), torch.sub),
+    **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), torch.mul),
+    **dict.fromkeys(("truediv", "__truediv__", "__rtruediv__", "true_divide", "div", "divide"), torch.div),
+}
+"""Functions of a tensor and a number, or of a number and a tensor -> the same of two tensors."""
+
+TURNED = frozenset({"rsub", "__rsub__", "__rtruediv__"})
+"""Those whose second operand comes first."""
+
+SUMS = frozenset({torch.add, torch.sub})
+"""Functions for which torch rounds numbers to the type of 16-bit elements, on CPUs."""
+
+
+def _computed_with_tensor(
+    vm: Interpreter, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Operator
+) -> Any:
+    """Return what an operator makes of a tensor and a fraction that is left open, given as a tensor.
+
+    Returns `NULL` where it is no such operator: it then takes what the number is.
+    """
+    name = getattr(function, "__name__", "")
+    meant = TAKE_TENSORS.get(name)
+    if meant is None or kwargs or len(args) != 2 or vm.heap.numbers or vm.aside or tensors.maps_rows():
+        return NULL
+    places = [at for at, item in enumerate(args) if _is_open_fraction(item)]
+    x: Any = args[1 - places[0]] if len(places) == 1 else None
+    if not tensors.is_plain_tensor(x) or x.layout is not torch.strided or x.is_complex():
+        return NULL
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    if dtype not in WIDE:
+        return NULL
+    x = x if x.dtype is dtype else run(vm, torch.Tensor.to, (x, dtype), {})
+    first = (places[0] == 0) != (name in TURNED)
+    if first and meant is torch.div:  # as torch divides a number
+        meant, x = torch.mul, run(vm, torch.reciprocal, (x,), {})
+    wide = dtype if meant in SUMS and x.device.type == "cpu" else WIDE[dtype]
+    number = _filled(vm, args[places[0]], wide, x.device)
+    x = x if dtype is wide else run(vm, torch.Tensor.to, (x, wide), {})
+    result = run(vm, meant, (number, x) if first else (x, number), {})
+    return result if dtype is wide else run(vm, torch.Tensor.to, (result, dtype), {})
+
+
+def _filled(vm: Interpreter, number: Dynamic, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor of a number, which matched runs make before the graph."""
+    key = number.var, dtype, device
+    if key not in vm.heap.filled:
+        held = filled(number.value, dtype, device)
+        text = (
+            f"{vm.heap.constant(filled)}({number.var}, {vm.heap.constant(dtype)}, {vm.heap.constant(device)})"
+        )
+        vm.heap.meet(held, text, f"a tensor of {vm.heap.guard.paths[number.var]}", stable=False)
+        vm.heap.filled[key] = held
+    return vm.heap.filled[key]
+
+
+def filled(number: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor without axes, infinite where its type ends before; on a GPU nothing waits for it."""
+    made = torch.tensor(number, dtype=torch.float64, device="cpu").to(dtype)
+    return made if device.type == "cpu" else torch.full((), made.item(), dtype=dtype, device=device)
+
+
+def _is_open_fraction(value: Any) -> bool:
+    return type(value) is Dynamic and type(value.value) is float and value.counted is None
 
 
 def _is_open(number: Any) -> bool:

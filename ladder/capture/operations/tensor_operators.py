@@ -25,7 +25,7 @@ from ladder.capture.operations.counts import (
 )
 from ladder.capture.operations.deep_copies import COPIES_MEMORY, meet_copied_memory
 from ladder.capture.operations.function_modes import watched
-from ladder.capture.operations.number_tensors import number_tensor
+from ladder.capture.operations.number_tensors import with_number_tensors
 from ladder.capture.operations.objects import new_container
 from ladder.capture.operations.symbolic import (
     fake_results,
@@ -63,7 +63,7 @@ def tensor_operator(vm: Interpreter, function: Any, args: tuple[Any, ...], kwarg
     if not vm.recording:
         return vm.natively(function, *args, **kwargs)
     _meet_hooks(vm, function, args)
-    if (made := number_tensor(vm, function, args, kwargs, tensor_operator)) is not NULL:
+    if (made := with_number_tensors(vm, function, args, kwargs, tensor_operator)) is not NULL:
         return made
     args, kwargs = _settled_given(vm, function, args, kwargs)
     if getattr(function, "__module__", "") == operator.add.__module__:

@@ -147,8 +147,11 @@ def _has_channels_last(shape: torch.Size, steps: tuple[int, ...]) -> bool:
 
 
 def liftable(value: Any, numbers: bool) -> bool:
-    """Say whether a number may be left open: any where graphs take ``numbers``, else what can be a symbol."""
-    return type(value) in (int, float) if numbers else type(value) is int and value >= LEAST_OPEN
+    """Say whether a number may be left open: any where graphs take ``numbers``.
+
+    Else fractions, of which operators take tensors, and what can be a symbol.
+    """
+    return type(value) is float or (type(value) is int and (numbers or value >= LEAST_OPEN))
 
 
 @cache
