@@ -10,7 +10,8 @@ import difflib
 import operator
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,14 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     close = within[:3] or difflib.get_close_matches(asked, names, n=3, cutoff=0.41)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else f"; known: {', '.join(names)}"
     return UnknownNameError(f"unknown {kind} {shown(name)}{hint}")
+
+
+def require_options(kind: str, options: Iterable[str], *functions: Callable[..., Any]) -> None:
+    """Raise `unknown_name` for an option that none of the functions takes by keyword alone."""
+    taken = [each for function in functions for each in signature(function).parameters.values()]
+    known = {each.name for each in taken if each.kind is each.KEYWORD_ONLY}
+    for name in options:
+        require_name(kind, name, known)
 
 
 def require_name(kind: str, name: object, known: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from ladder.api.lowered import Lowered
-from ladder.api.matmul import Facts
+from ladder.api.matmul import Facts, Matmul
 from ladder.api.problem import gemm_for
 from ladder.ir.gemm import Gemm
 from ladder.runtime import experts, operator
@@ -19,7 +19,7 @@ from schedules.schedule import Plan
 from targets import TileDevice, get_device
 from tile_types import QuantizedTensor, TType
 from tile_types.arrays import is_torch
-from tile_types.errors import positive_number, require_kind, sequence_of
+from tile_types.errors import positive_number, require_kind, require_options, sequence_of
 
 
 class GroupedMatmul:
@@ -66,6 +66,7 @@ class GroupedMatmul:
         plan: Plan | None = None,
         **options: Any,
     ) -> None:
+        require_options("option of GroupedMatmul", options, type(self).__init__, Matmul.__init__)
         experts = positive_number(E, "E, the number of experts,")
         gemm = replace(gemm_for(N, K, weight, activation, **options), experts=experts, masked=masked)
         self.request = Request(gemm, "" if target is None else get_device(target).name, plan)

@@ -8,7 +8,7 @@ import torch
 
 from tile_types import TType
 from tile_types.arrays import as_torch
-from tile_types.errors import positive_number
+from tile_types.errors import positive_number, require_options
 from tile_types.quantize import quantize as quantize_values
 
 
@@ -50,6 +50,7 @@ def quantize_tokens(
 
 def quantize(weight: Any, /, ttype: TType | str, **options: Any) -> Any:
     """Quantize a matrix; `ladder.quantize` describes the arguments."""
+    require_options("option of quantize", options, quantize_values)
     return quantize_values(weight.detach() if hasattr(weight, "detach") else weight, ttype, **options)
 
 

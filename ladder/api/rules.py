@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from inspect import signature
 from itertools import chain
 from typing import Any
 
@@ -26,7 +25,7 @@ from ladder.api.stacked_experts import held, holder, install, is_experts, quanti
 from ladder.ir.gemm import Gemm
 from tile_types import TType, get_type
 from tile_types import quantize as quantize_array
-from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind, unknown_name
+from tile_types.errors import DTypeError, LadderError, ShapeError, require_kind, require_options, unknown_name
 from tile_types.multiples import own_name
 
 Filter = Callable[[str, torch.nn.Module], bool]
@@ -235,18 +234,10 @@ def _required_rules(
                 raise DTypeError(f"{label} takes patterns of names, such as '*.mlp.*', got {pattern!r}")
     for each in overrides.values():
         require_kind(each, (str, Mapping, type(None)), "overrides gives a type, options by name, or None")
-        _require_options(each if isinstance(each, Mapping) else ())
-    _require_options(options)
+    for each in (*overrides.values(), options):
+        named = [name for name in each if name != "weight"] if isinstance(each, Mapping) else ()
+        require_options("option of a layer", named, Linear.from_linear, quantize_array)
     return skip, dict(overrides)
-
-
-def _require_options(names: Iterable[str]) -> None:
-    """Raise UnknownNameError for an option that no layer has."""
-    layers = [signature(function).parameters.values() for function in (Linear.from_linear, quantize_array)]
-    known = {each.name for each in chain(*layers) if each.kind is each.KEYWORD_ONLY} | {"weight"}
-    for name in names:
-        if name not in known:
-            raise unknown_name("option of a layer", name, known)
 
 
 def _caches_stored_as(kv_cache: str | None, model: torch.nn.Module) -> tuple[tuple[str, Any], ...]:

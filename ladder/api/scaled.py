@@ -17,7 +17,7 @@ from schedules.scaled import ScaledCost
 from schedules.scaled_choice import AnyScaled, choose, predict
 from targets import TileDevice, get_device
 from tile_types import QuantizedTensor, TType, get_type
-from tile_types.errors import ConversionError, DTypeError, ShapeError, require_kind
+from tile_types.errors import ConversionError, DTypeError, ShapeError, require_kind, require_name
 from tile_types.quantized import check_quantized
 
 QUANTIZABLE = (torch.float16, torch.bfloat16, torch.float32)
@@ -76,8 +76,7 @@ class ScaledMatmul:
         **options: Any,
     ) -> None:
         for name, value in options.items():
-            if name not in DEFAULTS:
-                raise TypeError(f"Matmul has no option {name!r}")
+            require_name("option of Matmul", name, {*DEFAULTS, "output", "bias", "target"})
             if value not in DEFAULTS[name]:
                 raise ConversionError(f"block-scaled products of {activation} take no {name}={value!r}")
         self.form = ScaledGemm(N, K, get_type(weight).name, activation, output or "bfloat16", bias)

@@ -18,7 +18,14 @@ from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.gemm import Gemm
 from ladder.runtime import words
 from ladder.runtime.compile import Request, compiled
-from ladder.runtime.kernel import ALIGNMENT, CompiledGemm, refuse_rows, require_alike, require_beside
+from ladder.runtime.kernel import (
+    ALIGNMENT,
+    CompiledGemm,
+    in_memory,
+    refuse_rows,
+    require_alike,
+    require_beside,
+)
 from ladder.runtime.operator import has_no_gradient, no_bias, refuse_gradient, times_weight
 from ladder.runtime.packed import PackedWeight, as_taken, pack
 from ladder.runtime.registered import define, library
@@ -126,7 +133,7 @@ def multiply(
     check_operands(gemm, x, ranges, bias, token_scale)
     y = torch.empty((*x.shape[:-1], gemm.columns), dtype=torch_dtype(gemm.output), device=x.device)
     scales = None if token_scale is None else token_scale.reshape(-1, *gemm.token_scale_shape)
-    rows = x.reshape(-1, gemm.k).resolve_neg()  # kernels read memory as it lies
+    rows = in_memory(x).reshape(-1, gemm.k)
     operands = Operands(rows, [*map(as_taken, weight)], ranges, bias, scales, y.view(-1, gemm.columns))
     if not operands.rows.shape[0]:
         return y
@@ -148,7 +155,7 @@ def at_once(kernel: CompiledGemm, operands: Operands, expected: int) -> None:
     typical = expected or -(-rows.shape[0] // slots)
     if kernel.pad or not rows.is_contiguous() or rows.data_ptr() % ALIGNMENT:
         rows = kernel.aligned(rows)
-    extras = (vector.contiguous().resolve_neg() for vector in (ranges, scales, bias) if vector is not None)
+    extras = (in_memory(vector).contiguous() for vector in (ranges, scales, bias) if vector is not None)
     kernel.entry_for(typical)(rows, *weight, *extras, out)
 
 
@@ -207,7 +214,7 @@ def host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int
     """
     numbers = ranges.tolist()
     if gemm.slots:
-        slot = tokens // len(numbers)
+        slot = tokens // max(len(numbers), 1)
         slots = ((e, s * slot, (s + 1) * slot) for s, e in enumerate(numbers))
         return [each for each in slots if 0 <= each[0] < gemm.experts]
     if gemm.masked:
@@ -221,9 +228,9 @@ def host_ranges(gemm: Gemm, ranges: torch.Tensor, tokens: int) -> list[tuple[int
 
 @cache
 def of_slots(request: str, count: int) -> str:
-    """Return the request for the same product of so many slots that name their experts."""
+    """Return the request for the same product of so many slots, at least one, that name experts."""
     whole = Request.parse(request)
-    return replace(whole, gemm=replace(whole.gemm, slots=count)).text
+    return replace(whole, gemm=replace(whole.gemm, slots=max(count, 1))).text
 
 
 @cache

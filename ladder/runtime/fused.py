@@ -16,6 +16,7 @@ from ladder.lower.blocks import BlockSchedule, emitter_for
 from ladder.lower.blocks.analysis import gemm_of
 from ladder.runtime.build import Job, Kernel, find_or_build, function_job, load_entry
 from ladder.runtime.compile import family_of, runs_code_of, target_of
+from ladder.runtime.kernel import in_memory
 from ladder.runtime.packed import PackedWeight, layout_of, own_order, pack
 from ladder.runtime.threads import keep_apart
 from tile_types.arrays import torch_dtype
@@ -241,7 +242,7 @@ class Fused:
         """Return the kernels' arguments for an input, each as one axis."""
         if not node.tile.ttype.is_block:
             self._check(node, given)
-            return [given.resolve_neg().view(-1)]
+            return [in_memory(given).view(-1)]
         gemm = self.lowering.gemm(node)
         layout = layout_of(gemm, self.family, own_order(gemm, self.device))
         if not isinstance(given, PackedWeight) or given.layout != layout:

@@ -225,8 +225,7 @@ class CompiledGemm:
         """Check x, allocate the result and call the kernel for this M."""
         if x.layout is not self._strided or x.is_nested:
             refuse_sparse(x)
-        if x.is_neg():  # kernels read memory as it lies
-            x = x.resolve_neg()
+        x = in_memory(x)
         shape, n = x.shape, self._n
         if x.dtype is not self.dtype or not shape or shape[-1] != self._k or x.device != where:
             self._reject(x, where)
@@ -279,8 +278,9 @@ class CompiledGemm:
                 raise DTypeError(f"{name} must be {dtype}, got {vector.dtype}; convert it with .to({dtype})")
             require_beside(name, vector, x)
             # Spare three trips through the dispatcher.
-            plain = vector.shape == shape and vector.is_contiguous() and not vector.is_neg()
-            extras.append(vector if plain else vector.reshape(shape).contiguous().resolve_neg())
+            vector = in_memory(vector)
+            plain = vector.shape == shape and vector.is_contiguous()
+            extras.append(vector if plain else vector.reshape(shape).contiguous())
         return extras
 
     def _reject(self, x: torch.Tensor, where: torch.device) -> NoReturn:
@@ -307,6 +307,13 @@ def refuse_rows(x: torch.Tensor, dtype: torch.dtype, width: int) -> None:
         raise ShapeError(
             f"the last axis of x has {x.shape[-1]} elements, the weight has K={width} (x is {tuple(x.shape)})"
         )
+
+
+def in_memory(x: torch.Tensor) -> torch.Tensor:
+    """Return x, or a copy where memory, which kernels read as it lies, holds other values or is absent."""
+    if x.is_neg():
+        return x.resolve_neg()
+    return x.clone() if x._is_zerotensor() else x
 
 
 def refuse_sparse(x: torch.Tensor) -> NoReturn:

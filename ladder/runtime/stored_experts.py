@@ -18,6 +18,7 @@ from ladder.ir.gemm import Gemm
 from ladder.runtime.compile import Request, compiled, target_of
 from ladder.runtime.experts import Operands, at_once
 from ladder.runtime.grouped import in_turn
+from ladder.runtime.kernel import in_memory
 from ladder.runtime.operator import refuse_gradient
 from ladder.runtime.registered import define, library
 from schedules.dense import serves_experts
@@ -95,7 +96,7 @@ def _launched(
 ) -> torch.Tensor:
     y = (torch.zeros if whole else torch.empty)((len(x), matrices.shape[2]), dtype=x.dtype, device=x.device)
     weight = matrices if request.gemm.stored == "columns" else matrices.mT
-    operands = Operands(x.resolve_neg(), (weight,), ranges.to(torch.int32), None, None, y)
+    operands = Operands(in_memory(x), (weight,), ranges.to(torch.int32), None, None, y)
     at_once(compiled(request.text, x.device), operands, 0)
     return y
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.ir.gemm import SMALLEST_SCALE, require_quantizable
 from ladder.runtime.build import Job, Kernel, find_or_build, function_job, load_entry
 from ladder.runtime.compile import target_of
-from ladder.runtime.kernel import ALIGNMENT, rows_at_once
+from ladder.runtime.kernel import ALIGNMENT, in_memory, rows_at_once
 from ladder.runtime.spills import warn_of_spills
 from ladder.runtime.threads import keep_apart
 from schedules.quantization import Quantization, tilings
@@ -83,7 +83,7 @@ def quantize_by_kernel(x: torch.Tensor, activation: str, group: int = 0) -> tupl
     on_cpu = x.device.type == "cpu"
     if on_cpu and (activation != "int8" or group):
         return quantize_tokens(x, activation, group)
-    rows = x.reshape(-1, x.shape[-1]).contiguous().resolve_neg()  # kernels read memory as it lies
+    rows = in_memory(x).reshape(-1, x.shape[-1]).contiguous()
     groups = (-(-x.shape[-1] // group),) if group else ()
     codes = torch.empty(x.shape, dtype=torch_dtype(activation), device=x.device)
     scale = torch.empty((*x.shape[:-1], *groups), dtype=torch.float32, device=x.device)

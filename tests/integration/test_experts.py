@@ -157,3 +157,29 @@ def test_what_does_not_fit_is_named() -> None:
         ladder.GroupedMatmul(E, N, K, "int4")(x, packed, ranges)
     with pytest.raises(ShapeError, match="masked tokens need experts"):
         ladder.Gemm(8, 8, "int4", masked=True)
+
+
+@pytest.mark.parametrize("activation", ["float32", "int8"])
+def test_no_slots(activation: str) -> None:
+    """A batch of none is one too; it was refused as if rows were counted by offsets."""
+    op = ladder.GroupedMatmul(E, N, K, "int4", activation, group_size=24)
+    named, packed = torch.zeros(0, dtype=torch.int32), op.pack(weights())
+    assert op(torch.zeros(0, 3, K), packed, named).shape == (0, 3, N)
+    if activation == "float32":
+        x = torch.zeros(0, 3, K, requires_grad=True)
+        op(x, packed, named).sum().backward()
+        assert x.grad is not None
+        assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("activation", ["float32", "int8"])
+def test_zeros_without_memory(activation: str) -> None:
+    """Derivatives that are zero are such tensors of torch: kernels refused their null pointers."""
+    x, bias = torch._efficientzerotensor((5, K)), torch._efficientzerotensor((N,))
+    one = ladder.Matmul(N, K, "int4", activation, group_size=24, bias=True)
+    packed, given = one.pack(weights()[0]), torch.arange(N, dtype=torch.float32)
+    assert torch.equal(one(x, packed, given), given.expand(5, N))
+    assert not one(x, packed, bias).any()
+    op = ladder.GroupedMatmul(E, N, K, "int4", activation, group_size=24)
+    offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    assert not op(x, op.pack(weights()), offsets).any()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,27 @@ def test_options_of_layers_are_known_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(ladder.UnknownNameError, match="option of a layer"):
         ladder.quantize_(model, "int4", overrides={"0": options})
     assert type(model[0]) is torch.nn.Linear
+
+
+TAKERS: dict[str, Callable[..., Any]] = {
+    "quantize": partial(ladder.quantize, torch.zeros(64, 64), "int4"),
+    "layer": partial(ladder.Linear.from_linear, torch.nn.Linear(64, 64)),
+    "convolution": partial(ladder.Conv.from_conv, torch.nn.Conv2d(3, 4, 3)),
+    "experts": partial(ladder.GroupedMatmul, 2, 64, 64, "int4"),
+    "scaled": partial(ladder.Matmul, 64, 64, "mxfp4", "mxfp4"),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_options_that_nobody_takes_are_refused_with_those_known(taker: str) -> None:
+    """Python's own error named a function that nobody had called, and no option that there is."""
+    with pytest.raises(ladder.UnknownNameError, match=r"unknown option of .* 'foo'; known: .*group_size"):
+        TAKERS[taker](foo=1)
+
+
+def test_experts_take_no_option_of_windows() -> None:
+    with pytest.raises(ladder.UnknownNameError, match="unknown option of GroupedMatmul 'residual'"):
+        ladder.GroupedMatmul(2, 64, 64, "int4", residual=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
