@@ -63,6 +63,7 @@ class Heap:
     distinct: Types whose objects are compared by identity.
     assume: Called with a number that the graph computes, where the program needs to know it: its variable,
         its value, and the instruction that read it.
+    filled: Tensors of fractions that are left open, by variable, type and device.
     """
 
     def __init__(self, shapes: Shapes, lifted: set[str], *, numbers: bool = True) -> None:
@@ -85,7 +86,6 @@ class Heap:
         self.uses_dynamic = self.counts = self.makes_texts = False
         self.assume: Any = None
         self.filled: dict[tuple[str, Any, Any], torch.Tensor] = {}
-        """Tensors of numbers that are left open: by variable, type and device."""
 
     def settle_texts(self) -> None:
         """Replace each `Text` in an object by its string, so that programs see no class of ours."""
@@ -180,8 +180,7 @@ class Heap:
         var = self.guard.bind(expression, path)
         self.guard.check(f"type({var}) is {type(value).__name__}", f"type of {path}")
         self.uses_dynamic = True
-        plain = self.numbers or type(value) is float
-        return Dynamic(value, var, None if plain else self.shapes.number(value, var))
+        return Dynamic(value, var, None if self.numbers else self.shapes.number(value, var))
 
     def _meet_value(self, value: Any, expression: str, path: str) -> None:
         self.guard.check_value(self.guard.bind(expression, path), value, path, path)

@@ -237,8 +237,10 @@ class Shapes:
             self.values[name] = tensor.shape[dim]
         self.fakes[var] = fake
 
-    def number(self, value: int, name: str) -> Any:
-        """Return the symbol of a number that is not the extent of a tensor, but open as one."""
+    def number(self, value: float, name: str) -> Any:
+        """Return the symbol of a whole number that is no extent of a tensor, but open as one; else None."""
+        if type(value) is not int:
+            return None
         from torch._dynamo.source import ConstantSource
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
