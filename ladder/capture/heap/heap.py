@@ -52,8 +52,7 @@ class Heap:
     """Objects of one segment.
 
     lifted: Paths of what the guard leaves open.
-    alike: Every extent of an external tensor that equals one of these is left open, except at the paths
-        `closed`.
+    alike: Extents of external tensors that equal one of these are left open, except at the paths `closed`.
     numbers: Whether graphs take numbers that are no extents.
     outside: Variables of objects that were there before the segment.
     tensors: Tensors that were there before; `metadata` says what the guard holds them to.
@@ -61,8 +60,7 @@ class Heap:
     copied: Tensors whose rows are apart in memory by any distance: the graph takes contiguous copies;
         `copies` knows what shares memory with these.
     distinct: Types whose objects are compared by identity.
-    assume: Called with a number that the graph computes, where the program needs to know it: its variable,
-        its value, and the instruction that read it.
+    assume: Called with a number of the graph that the program must know: variable, value, where it was read.
     filled: Tensors of fractions that are left open, by variable, type and device.
     """
 
@@ -78,6 +76,7 @@ class Heap:
         self.tensors = TensorNodes()
         self.metadata: list[tuple[Node, Any, list[tuple[str, str]], frozenset[int] | None]] = []
         self.copied, self.copies = dict[str, Node](), Copies(shapes)
+        self.filled = dict[tuple[str, torch.dtype, torch.device], torch.Tensor]()
         self.steps: list[MockStep] = []
         self.unmade: dict[str, tuple[str, Any]] = {}
         self.distinct, self._classes = set[type](), set[tuple[int, str]]()
@@ -85,7 +84,6 @@ class Heap:
         self.alike: frozenset[int] = frozenset()
         self.uses_dynamic = self.counts = self.makes_texts = False
         self.assume: Any = None
-        self.filled: dict[tuple[str, Any, Any], torch.Tensor] = {}
 
     def settle_texts(self) -> None:
         """Replace each `Text` in an object by its string, so that programs see no class of ours."""
