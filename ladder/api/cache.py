@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 
@@ -56,9 +57,9 @@ class KVCache(torch.nn.Module):
         for name, extent in given.items():
             if whole_number(extent, f"{name} of a KV cache") < 0:
                 raise ShapeError(f"{name} of a KV cache must be at least 0, got {extent}")
-        self.extents, self.where = (batch, heads, capacity, size), device
+        self.extents = (batch, heads, capacity, size)
         self.ttype, self.length = ttype, 0
-        self.set_type(ttype)
+        self._allocate(ttype, device)
 
     def set_type(self, ttype: str) -> None:
         """Store in another type from now on; what is stored is lost.
@@ -68,14 +69,27 @@ class KVCache(torch.nn.Module):
         UnknownNameError
             If keys cannot be stored in that type.
         """
+        self._allocate(ttype, self.keys.device)
+
+    def _allocate(self, ttype: str, device: Any) -> None:
+        """Make empty buffers of a type on a device."""
         require_stored(ttype)
         self.ttype, self.length = ttype, 0
         scaled = (*self.extents[:-1], 1)
         for name in ("keys", "values"):
-            empty = torch.zeros(self.extents, dtype=STORED[ttype], device=self.where)
+            empty = torch.zeros(self.extents, dtype=STORED[ttype], device=device)
             self.register_buffer(name, empty, persistent=False)
-            scale = torch.zeros(scaled, device=self.where) if ttype in LIMITS else None
+            scale = torch.zeros(scaled, dtype=torch.float32, device=device) if ttype in LIMITS else None
             self.register_buffer(f"{name}_scale", scale, persistent=False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Move to another device; `set_type` alone changes the type, ``model.half()`` does not."""
+
+        def moved(buffer: torch.Tensor) -> torch.Tensor:
+            found = fn(buffer)
+            return found if found.dtype == buffer.dtype else buffer.to(found.device)
+
+        return super()._apply(moved, recurse)  # type: ignore[no-any-return, no-untyped-call]
 
     @property
     def nbytes(self) -> int:
@@ -102,8 +116,9 @@ class KVCache(torch.nn.Module):
                 f"{tuple(keys.shape)} and {tuple(values.shape)} do not fit a cache {self.extents}"
                 f" that holds {self.length} tokens"
             )
-        if not keys.is_floating_point():
-            raise DTypeError(f"keys and values are floats, got {keys.dtype}")
+        for name, new in (("keys", keys), ("values", values)):
+            if not new.is_floating_point():
+                raise DTypeError(f"{name} are floats, got {new.dtype}")
         for name, new in (("keys", keys), ("values", values)):
             self._write(name, new, end)
         self.length = end
