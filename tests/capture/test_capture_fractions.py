@@ -30,6 +30,10 @@ def spelled(x: Any, t: float) -> Any:
     return torch.mul(x, t), x.sub(t), torch.rsub(x, t), x.div(t), torch.add(t, x), x.true_divide(t)
 
 
+def compared(x: Any, t: float) -> Any:
+    return x < t, t <= x, x.gt(t), torch.ge(x, t), x == t, t != x
+
+
 def alike(a: Any, b: Any) -> bool:
     """Tell whether results are the same bits of the same types; all NaN are."""
     pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
@@ -40,12 +44,12 @@ def alike(a: Any, b: Any) -> bool:
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
     return x.detach().masked_fill(x.isnan(), 0).view(kind)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("program", [sides, spelled])
+@pytest.mark.parametrize("program", [sides, spelled, compared])
 def test_operators_give_the_same_bits(program: Any, dtype: torch.dtype) -> None:
     x = torch.tensor([[1.5, -0.0, 3e-5, math.inf], [math.nan, 1e-3, -7.25, 65000.0]], dtype=torch.float64)
     x = x.to(dtype)
@@ -59,9 +63,10 @@ def test_operators_give_the_same_bits(program: Any, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3,)])
 def test_whole_numbers_and_numbers_alone(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = torch.full(shape, 3).to(dtype)
-    fast = capture(sides, backend=as_it_is)
+    fast, compares = (capture(program, backend=as_it_is) for program in (sides, compared))
     for t in FRACTIONS:
         assert alike(fast(x, t), sides(x, t)), t
+        assert alike(compares(x, t), compared(x, t)), t
     assert fast.calls["recorded"] <= 3
 
 

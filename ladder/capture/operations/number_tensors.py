@@ -17,6 +17,7 @@ from ladder.capture.heap.nodes import Dynamic
 from ladder.capture.interpreter.interpreter import Interpreter
 from ladder.capture.operations.objects import is_fixed
 from ladder.capture.python.frames import NULL
+from ladder.capture.python.words import words
 from ladder.capture.values import tensors
 from ladder.capture.values.kinds import is_a
 
@@ -108,6 +109,11 @@ TAKE_TENSORS: Mapping[str, Any] = {
 TURNED = frozenset({"rsub", "__rsub__", "__rtruediv__"})
 """Those whose second operand comes first."""
 
+COMPARISONS: Mapping[str, Any] = {
+    spelled: getattr(torch, name) for name in words("lt le gt ge eq ne") for spelled in (name, f"__{name}__")
+}
+"""Comparisons of a tensor and a number -> the same of two tensors; the number is of the tensor's type."""
+
 SUMS = frozenset({torch.add, torch.sub})
 """Functions for which torch rounds numbers to the type of 16-bit elements, on CPUs."""
 
@@ -120,7 +126,8 @@ def _computed_with_tensor(
     Returns `NULL` where it is no such operator: it then takes what the number is.
     """
     name = getattr(function, "__name__", "")
-    meant = TAKE_TENSORS.get(name)
+    compares = name in COMPARISONS
+    meant = COMPARISONS[name] if compares else TAKE_TENSORS.get(name)
     if meant is None or kwargs or len(args) != 2 or vm.heap.numbers or vm.aside or tensors.maps_rows():
         return NULL
     places = [at for at, item in enumerate(args) if _is_open_fraction(item)]
@@ -134,7 +141,7 @@ def _computed_with_tensor(
     first = (places[0] == 0) != (name in TURNED)
     if first and meant is torch.div:  # as torch divides a number
         meant, x = torch.mul, run(vm, torch.reciprocal, (x,), {})
-    wide = dtype if meant in SUMS and x.device.type == "cpu" else WIDE[dtype]
+    wide = dtype if compares or (meant in SUMS and x.device.type == "cpu") else WIDE[dtype]
     number = _filled(vm, args[places[0]], wide, x.device)
     x = x if dtype is wide else run(vm, torch.Tensor.to, (x, wide), {})
     result = run(vm, meant, (number, x) if first else (x, number), {})
