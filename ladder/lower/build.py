@@ -165,7 +165,7 @@ def emit_attention_with_rows(
 ) -> Any:
     """Emit attention whose q, and new keys and values, a chain makes in its kernel.
 
-    It takes the chain's inputs but the caches, the caches, then what attention takes but q.
+    It takes the chain's inputs but the caches, then what attention takes but q.
 
     Raises ScheduleError if the chain makes no such rows, or blocks have too few warps for them.
     """

@@ -48,8 +48,7 @@ def _rows_before(part: Subgraph, links: Links) -> list[Subgraph]:
     own = len({*rows}) == 3 and {*made} == {*rows} and rows[0] not in links.graph.outputs
     own = own and all(chain.kind == "chain" for chain in chains)
     own = own and all(links.readers.get(value) == [part] for value in rows)
-    others = [value for value in part.inputs if value not in rows]
-    return chains if own and not any(links.lies_between(chain, others) for chain in chains) else []
+    return chains if own else []
 
 
 def _joined(graph: Graph, chains: Sequence[Subgraph], part: Subgraph) -> Subgraph:

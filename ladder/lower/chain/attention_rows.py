@@ -76,8 +76,9 @@ class _Dialect(CudaDialect):
     def __init__(self, device: TileDevice) -> None:
         super().__init__(device)
         self.space = ""
+        """Memory that takes the result that is made now."""
         self.place: Callable[[Index], Expr]
-        """Memory that takes the result that is made now, and the address of an element there."""
+        """The address of an element there."""
 
     def store(self, buffer: Any, index: Index, words: Sequence[Expr]) -> None:
         b.ptx(f"st.{self.space}{ACCESS[len(words)]}.u32", self.place(index), *words)
@@ -97,7 +98,7 @@ class AttentionRows:
         self.dialect = _Dialect(device)
         chain, cheap = plain_chain(Chain.of(form.graph), self.dialect.functions)
         sizes, arguments = declare_arguments(chain, results=False)
-        lanes = 1 << max(0, -(-attention.size // (2 * VECTOR)) - 1).bit_length()
+        lanes = max(2, 1 << (-(-attention.size // (2 * VECTOR)) - 1).bit_length())
         mapping = Mapping(lanes, -(-attention.size // (VECTOR * lanes)), WARP // lanes)
         parts = [part_of(chain, (value,)) for value in chain.graph.outputs]
         self.nests = [Loop(part, self.dialect, mapping, cheap, sizes, arguments) for part in parts]
@@ -123,13 +124,13 @@ class AttentionRows:
 
         span: Keys of a warp's iteration.
         """
-        group, first = self.attention.group, 0
+        first = 0
         if any(reads_rows(nest.graph) for nest in self.nests):
             self.dialect.watch_rows()
-        for nest, name, heads in zip(self.nests, "qkv", (group, 1, 1), strict=True):
+        for nest, name, heads in zip(self.nests, "qkv", (self.attention.group, 1, 1), strict=True):
             warps = -(-heads // nest.mapping.teams)
             self.dialect.space = "shared" if name == "q" else "global"
-            self.dialect.place = self._places(name, place)
+            self.dialect.place = self._address(name, place)
             with b.when(T.And(place.warp >= first, place.warp < first + warps)):
                 self._make(nest, place, heads, b.bind(place.warp - first), span)
             first += warps
@@ -137,13 +138,13 @@ class AttentionRows:
         self.dialect.finish()
         b.block_sync()
 
-    def _places(self, name: str, place: Place) -> Callable[[Index], Expr]:
+    def _address(self, name: str, place: Place) -> Callable[[Index], Expr]:
         """Return the address of an element of q, of keys or of values, by its index."""
-        group, n = self.attention.group, place.inputs.numbers
         if name == "q":
-            own = place.head * group
-            return lambda at: self.rows.ptr_to([at[1] - own, at[3]])
-        steps, cache = [*(n[f"{name}_{axis}"] for axis in AXES[name]), 1], place.inputs.tensors[name]
+            first = place.head * self.attention.group
+            return lambda at: self.rows.ptr_to([at[1] - first, at[3]])
+        numbers, cache = place.inputs.numbers, place.inputs.tensors[name]
+        steps = [*(numbers[f"{name}_{axis}"] for axis in AXES[name]), 1]
         return lambda at: cache.ptr_to([sum(map(operator.mul, at, steps))])
 
     def _make(self, nest: Loop, place: Place, heads: int, warp: Expr, span: int) -> None:
