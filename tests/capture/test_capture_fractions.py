@@ -123,3 +123,11 @@ def test_attributes_are_recorded_three_times() -> None:
             assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-7)
             compiled.add(len(fast.models))
     assert max(compiled) <= 4
+
+
+@pytest.mark.parametrize("program", [lambda x, t: t - x, lambda x, t: x - t, lambda x, t: torch.rsub(x, t)])
+def test_differences_of_bools_are_refused_as_torch_does(program: Any) -> None:
+    fast = capture(program, backend=as_it_is)
+    for t in FRACTIONS:
+        with pytest.raises(RuntimeError, match="bool"):
+            fast(torch.tensor([True, False]), t)

@@ -135,7 +135,7 @@ def _computed_with_tensor(
     if not tensors.is_plain_tensor(x) or x.layout is not torch.strided or x.is_complex():
         return NULL
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    if dtype not in WIDE:
+    if dtype not in WIDE or (meant is torch.sub and x.dtype is torch.bool):  # which torch refuses
         return NULL
     x = x if x.dtype is dtype else run(vm, torch.Tensor.to, (x, dtype), {})
     first = (places[0] == 0) != (name in TURNED)
