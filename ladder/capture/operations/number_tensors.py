@@ -8,7 +8,7 @@ computes with a number.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -98,23 +98,44 @@ WIDE = {
 }
 """Type of elements -> the one in which torch multiplies and divides them by a number."""
 
-TAKE_TENSORS: Mapping[str, Any] = {
-    **dict.fromkeys(("add", "__add__", "__radd__"), torch.add),
-    **dict.fromkeys(("sub", "__sub__", "subtract", "rsub", "__rsub__"), torch.sub),
-    **dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), torch.mul),
-    **dict.fromkeys(("truediv", "__truediv__", "__rtruediv__", "true_divide", "div", "divide"), torch.div),
-}
-"""Functions of a tensor and a number, or of a number and a tensor -> the same of two tensors."""
 
-TURNED = frozenset({"rsub", "__rsub__", "__rtruediv__"})
-"""Those whose second operand comes first."""
+class Meaning(NamedTuple):
+    """What a function of a tensor and a number is of two tensors.
 
-COMPARISONS: Mapping[str, Any] = {
-    spelled: getattr(torch, name) for name in words("lt le gt ge eq ne") for spelled in (name, f"__{name}__")
-}
-"""Comparisons of a tensor and a number -> the same of two tensors; the number is of the tensor's type."""
+    turned: Whether its second operand comes first. compares: Whether it gives truth values.
+    in_place: Whether it writes into its first operand.
+    """
 
-SUMS = frozenset({torch.add, torch.sub})
+    function: Any
+    turned: bool = False
+    compares: bool = False
+    in_place: bool = False
+
+
+def _meanings() -> dict[str, Meaning]:
+    found: dict[str, Meaning] = {}
+    for names, of in (
+        ("add __add__ __radd__", Meaning(torch.add)),
+        ("sub __sub__ subtract", Meaning(torch.sub)),
+        ("rsub __rsub__", Meaning(torch.sub, turned=True)),
+        ("mul __mul__ __rmul__ multiply", Meaning(torch.mul)),
+        ("truediv __truediv__ true_divide div divide", Meaning(torch.div)),
+        ("__rtruediv__", Meaning(torch.div, turned=True)),
+        ("add_ iadd __iadd__", Meaning(torch.Tensor.add_, in_place=True)),
+        ("sub_ subtract_ isub __isub__", Meaning(torch.Tensor.sub_, in_place=True)),
+        ("mul_ multiply_ imul __imul__", Meaning(torch.Tensor.mul_, in_place=True)),
+        ("div_ divide_ true_divide_ itruediv __itruediv__", Meaning(torch.Tensor.div_, in_place=True)),
+        *((f"{name} __{name}__", Meaning(getattr(torch, name), compares=True)) for name in COMPARISONS),
+    ):
+        found |= dict.fromkeys(words(names), of)
+    return found
+
+
+COMPARISONS = words("lt le gt ge eq ne")
+MEANINGS = _meanings()
+"""Name of a function -> what it is of two tensors."""
+
+SUMS = frozenset({torch.add, torch.sub, torch.Tensor.add_, torch.Tensor.sub_})
 """Functions for which torch rounds numbers to the type of 16-bit elements, on CPUs."""
 
 
@@ -125,27 +146,35 @@ def _computed_with_tensor(
 
     Returns `NULL` where it is no such operator: it then takes what the number is.
     """
-    name = getattr(function, "__name__", "")
-    compares = name in COMPARISONS
-    meant = COMPARISONS[name] if compares else TAKE_TENSORS.get(name)
-    if meant is None or kwargs or len(args) != 2 or vm.heap.numbers or vm.aside or tensors.maps_rows():
+    meaning = MEANINGS.get(getattr(function, "__name__", ""))
+    if meaning is None or kwargs or len(args) != 2 or vm.heap.numbers or vm.aside or tensors.maps_rows():
         return NULL
     places = [at for at, item in enumerate(args) if _is_open_fraction(item)]
     x: Any = args[1 - places[0]] if len(places) == 1 else None
     if not tensors.is_plain_tensor(x) or x.layout is not torch.strided or x.is_complex():
         return NULL
-    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    if dtype not in WIDE or (meant is torch.sub and x.dtype is torch.bool):  # which torch refuses
+    first, meant = (places[0] == 0) != meaning.turned, meaning.function
+    if x.dtype is torch.bool and meant is torch.sub:  # refused, which a tensor of numbers would not be
         return NULL
-    x = x if x.dtype is dtype else run(vm, torch.Tensor.to, (x, dtype), {})
-    first = (places[0] == 0) != (name in TURNED)
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    wide = WIDE.get(dtype)
+    if meaning.compares or (meant in SUMS and x.device.type == "cpu"):
+        wide = dtype if dtype in WIDE else None
+    if wide is None or (meaning.in_place and (first or wide is not x.dtype)):
+        return NULL
+    number = _filled(vm, args[places[0]], wide, x.device)
+    if meaning.in_place:
+        return run(vm, meant, (x, number), {})
+    x = _converted(vm, x, dtype, run)
     if first and meant is torch.div:  # as torch divides a number
         meant, x = torch.mul, run(vm, torch.reciprocal, (x,), {})
-    wide = dtype if compares or (meant in SUMS and x.device.type == "cpu") else WIDE[dtype]
-    number = _filled(vm, args[places[0]], wide, x.device)
-    x = x if dtype is wide else run(vm, torch.Tensor.to, (x, wide), {})
+    x = _converted(vm, x, wide, run)
     result = run(vm, meant, (number, x) if first else (x, number), {})
-    return result if dtype is wide else run(vm, torch.Tensor.to, (result, dtype), {})
+    return result if meaning.compares else _converted(vm, result, dtype, run)
+
+
+def _converted(vm: Interpreter, x: torch.Tensor, dtype: torch.dtype, run: Operator) -> Any:
+    return x if x.dtype is dtype else run(vm, torch.Tensor.to, (x, dtype), {})
 
 
 def _filled(vm: Interpreter, number: Dynamic, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
