@@ -270,9 +270,11 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
         step: Any = make(step_of(source, None if rows or name == "ladder" else logits.append))
         work = work or Decoding(source, step, prompt, room)
         found = decoded(work.again(step), arguments.warm, arguments.tokens)
-        reference = next(iter(rows.values()), found)  # of the first way all are the same
-        found["same_tokens"] = sum(a == b for a, b in zip(found["tokens"], reference["tokens"], strict=True))
-        found["parts"] = first_difference(found["tokens"], reference["tokens"], logits)
+        reference = next(iter(rows.values()), None)
+        if reference is not None:
+            pairs = zip(found["tokens"], reference["tokens"], strict=True)
+            found["same_tokens"] = sum(a == b for a, b in pairs)
+            found["parts"] = first_difference(found["tokens"], reference["tokens"], logits)
         if name == "ladder":
             found["explain"] = step.explain()
             graphs = [graph for built in step.models for graph in built.executable.recorded()]
@@ -282,10 +284,10 @@ def measured(arguments: argparse.Namespace, weights: str) -> dict[str, Any]:
         print(
             f"{weights:8} {name:22} {found['ms']:7.3f} ms per token, {found['ms read']:7.3f} read,"
             f" {found.get('ms replay', float('nan')):7.3f} replay, ready after {found['first_s']:.1f} s,"
-            f" {found['same_tokens']}/{len(found['tokens'])} tokens",
+            f" {found.get('same_tokens', '-')}/{len(found['tokens'])} tokens as the first way's",
             flush=True,
         )
-        if found["parts"]:
+        if found.get("parts"):
             print("tokens part at {at}: gap {gap:.4f}, rounding step {step:.4f}".format(**found["parts"]))
         print(found.get("explain", ""), flush=True)
     if arguments.forced:

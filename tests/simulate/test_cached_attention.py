@@ -97,6 +97,11 @@ CASES = {
     "norms of heads, bfloat16": (Shape(kind=torch.bfloat16, norm=True, size=128), Plan(8, 4, 4), [40, 69]),
     "two sequences": (Shape(2, 4, keys=45), Plan(8, 6, 2), [0, 16, 44]),
     "heads of 96, one block": (Shape(size=96, heads=4, kv_heads=4), Plan(8, 3), [17]),
+    "as Qwen3-30B-A3B decodes": (
+        Shape(heads=32, kv_heads=4, size=128, keys=1152, kind=torch.bfloat16, norm=True),
+        Plan(8, 8, 8),
+        [1040],
+    ),
     "heads of 16": (Shape(size=16), Plan(8, 3, 2), [20]),
     "two fragments": (Shape(), Plan(8, 3, 8, 2), [33]),
     "wide groups": (Shape(heads=16, kv_heads=1, size=32), Plan(16, 6, 2), [64]),
