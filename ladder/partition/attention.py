@@ -27,6 +27,11 @@ def attention_part(graph: Graph, node: Node, device: TileDevice | None) -> Subgr
     return part_of(kind, graph, node, text)
 
 
+def node_of(graph: Graph) -> Node:
+    """Return the ``attention`` node of a part."""
+    return next(node for node in graph.nodes if node.operator == "attention")
+
+
 CPU_REASON = "by a kernel where scores are few, else by torch's"
 
 MOST_PACKED, SCORED = 1 << 16, 60

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ladder.ir.graph import Graph, Node
+from ladder.ir.graph import Graph
+from ladder.partition.attention import node_of
 from ladder.partition.prologues import Links
 from ladder.partition.subgraphs import Subgraph, extract, needed, outside_inputs
 
@@ -31,18 +32,14 @@ def with_cached_attention(
 
 def rows_of(graph: Graph) -> Graph:
     """Return the chain of such a part: its results are q, and the caches of keys and values."""
-    return needed(graph, _attention_of(graph).inputs[:3])
-
-
-def _attention_of(graph: Graph) -> Node:
-    return next(node for node in graph.nodes if node.operator == "attention")
+    return needed(graph, node_of(graph).inputs[:3])
 
 
 def _rows_before(part: Subgraph, links: Links) -> list[Subgraph]:
     """Return the chains that make q, keys and values of attention for it alone, none where others do."""
     if part.kind != "attention":
         return []
-    rows = [part.outside[value] for value in _attention_of(part.graph).inputs[:3]]
+    rows = [part.outside[value] for value in node_of(part.graph).inputs[:3]]
     chains = [*{id(chain): chain for value in rows if (chain := links.maker.get(value))}.values()]
     made = [value for chain in chains for value in chain.outputs]
     own = len({*rows}) == 3 and {*made} == {*rows} and rows[0] not in links.graph.outputs

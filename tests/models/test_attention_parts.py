@@ -24,9 +24,9 @@ from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
 from ladder.lower.build import ATTENTION, resolve
 from ladder.partition import Subgraph, partition
-from ladder.partition.attention import OPEN_REASON, chosen, served
+from ladder.partition.attention import OPEN_REASON, chosen, node_of, served
 from ladder.rewrite import simplify
-from ladder.runtime.model.attention import as_bias, attention_call, in_order, library_attention, node_of
+from ladder.runtime.model.attention import as_bias, attention_call, in_order, library_attention
 from ladder.runtime.operator import attend
 from ladder.simulate import simulate_launch
 from schedules.attention import AnySchedule

@@ -20,8 +20,8 @@ from ladder.ir.build import node_attributes
 from ladder.lower.build import emit_attention_with_rows
 from ladder.lower.chain.attention_rows import RowsForm
 from ladder.partition import Subgraph
+from ladder.partition.attention import node_of
 from ladder.partition.cached_attention import rows_of
-from ladder.runtime.model.attention import node_of
 from ladder.runtime.model.cached_attention import cached_attention_jobs
 from ladder.runtime.model.prepared import Prepared, from_data, to_data
 from ladder.simulate import simulate_launch

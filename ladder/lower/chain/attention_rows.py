@@ -20,7 +20,7 @@ from ladder.ir.graph import Graph, Node
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain import plain_chain
-from ladder.lower.chain.cuda import ACCESS, CudaDialect
+from ladder.lower.chain.cuda import ACCESS, CudaDialect, prefetch_by_first
 from ladder.lower.chain.gathers import reads_rows
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
@@ -114,10 +114,7 @@ class AttentionRows:
         """Bring small inputs into L2 while the kernel before may still run; by the grid's first block."""
         found = {name: line for nest in self.nests for name, line in nest.early_lines().items()}
         first = tirx.all(place.rank == 0, place.first_row == 0, place.head == 0, place.batch == 0)
-        for lines, address in found.values():
-            for start in range(0, lines, self.schedule.threads):
-                with b.when(T.And(first, place.thread + start < lines)):
-                    b.ptx("prefetch.global.L2", address(place.thread + start))
+        prefetch_by_first(found.values(), first, place.thread, self.schedule.threads)
 
     def emit(self, place: Place, span: int) -> None:
         """Make all rows of the block's head, those of q, of keys and of values by warps of their own.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tvm import tirx
@@ -200,3 +200,11 @@ class CudaDialect(Dialect):
         name = f"ladder_narrow_pair_{dtype}"
         text = f"{{.reg .b16 h; {NARROW_PAIR[dtype]} h, %2, %1; mov.b32 %0, {{h, h}};}}"
         return b.bind(b.call_inline(name, helper(name, text, 2, "f"), "uint32", low, high))
+
+
+def prefetch_by_first(inputs: Iterable[Early], first: Expr, thread: Expr, threads: int) -> None:
+    """Bring inputs into L2, by the threads of the ``first`` block."""
+    for lines, address in inputs:
+        for start in range(0, lines, threads):
+            with b.when(T.And(first, thread + start < lines)):
+                b.ptx("prefetch.global.L2", address(thread + start))

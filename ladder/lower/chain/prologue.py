@@ -18,7 +18,7 @@ from ladder.ir.graph import Graph
 from ladder.lower import Expr
 from ladder.lower import builder as b
 from ladder.lower.chain.approximation import may_be_approximate
-from ladder.lower.chain.cuda import ACCESS, CudaDialect
+from ladder.lower.chain.cuda import ACCESS, CudaDialect, prefetch_by_first
 from ladder.lower.chain.gpu_nest import GpuNest
 from ladder.lower.chain.gpu_rows import RowLoops
 from ladder.lower.chain.indices import Index
@@ -163,10 +163,8 @@ class ChainPrologue:
     def prefetch(self, first: Expr, thread: Expr) -> None:
         """Bring small inputs into L2 while the kernel before may still run; by the ``first`` block."""
         dialect: Any = self.nest.dialect
-        for lines, address in self.nest.early_lines().values() if dialect.overlap.possible else ():
-            for start in range(0, lines, self.threads):
-                with b.when(T.And(first, thread + start < lines)):
-                    b.ptx("prefetch.global.L2", address(thread + start))
+        if dialect.overlap.possible:
+            prefetch_by_first(self.nest.early_lines().values(), first, thread, self.threads)
 
     def allocate(self, pool: Any) -> Any:
         """Return shared memory for the activation rows."""

@@ -15,7 +15,7 @@ from ladder.ir.attention_row import operand_names
 from ladder.ir.build import node_attributes
 from ladder.ir.extents import MOST_COUNTED
 from ladder.ir.graph import Graph, Node
-from ladder.partition.attention import chosen, is_open, on_cpu, served
+from ladder.partition.attention import chosen, is_open, node_of, on_cpu, served
 from ladder.runtime.build import Job, function_job
 from ladder.runtime.kernel import ALIGNMENT
 from ladder.runtime.model.arguments import span_of
@@ -60,11 +60,6 @@ def elements_spanned(tensor: torch.Tensor) -> int:
     """Return how many elements lie from the first of a tensor to its last, those between included."""
     first, end = span_of(tensor)
     return (end - first) // tensor.element_size()
-
-
-def node_of(graph: Graph) -> Node:
-    """Return the ``attention`` node of a part."""
-    return next(node for node in graph.nodes if node.operator == "attention")
 
 
 def attention_jobs(graph: Graph, device: TileDevice) -> list[Job]:

@@ -15,17 +15,17 @@ from ladder.ir.graph import Graph
 from ladder.ir.parser import parse
 from ladder.ir.printer import print_graph
 from ladder.partition import Subgraph
-from ladder.partition.attention import chosen, is_open
+from ladder.partition.attention import chosen, is_open, node_of
 from ladder.partition.cached_attention import rows_of
 from ladder.runtime.build import Job, function_job
-from ladder.runtime.model.attention import arguments, node_of, readable
+from ladder.runtime.model.attention import arguments, readable
 from ladder.runtime.model.chains import canonical_chain
 from ladder.runtime.model.entry_calls import ready
 from ladder.runtime.model.plan import PlanStep
+from ladder.runtime.model.prologues import can_be_emitted
 from ladder.runtime.model.workspace import Bound, Slots, Workspace
 from schedules.attention import AnySchedule, next_best
 from targets import TileDevice
-from tile_types.errors import DTypeError, ScheduleError, ShapeError
 
 
 def makes_rows(graph: Graph, device: TileDevice) -> bool:
@@ -39,14 +39,7 @@ def makes_rows(graph: Graph, device: TileDevice) -> bool:
 
 @cache
 def _is_emitted(rows: str, form: Attention, device: TileDevice, schedule: AnySchedule) -> bool:
-    from ladder.lower.tvm_lock import tvm_lock
-
-    try:
-        with tvm_lock():
-            _emit(rows, form, device, schedule, "kernel")
-    except (ScheduleError, ShapeError, DTypeError):
-        return False
-    return True
+    return can_be_emitted(lambda: _emit(rows, form, device, schedule, "kernel"))
 
 
 def _emit(rows: str, form: Attention, device: TileDevice, schedule: AnySchedule, name: str) -> Any:

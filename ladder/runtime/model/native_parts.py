@@ -13,13 +13,12 @@ import torch
 from ladder.ir.attention import Attention
 from ladder.ir.build import node_attributes
 from ladder.ir.graph import Graph
-from ladder.partition.attention import are_few, on_cpu
+from ladder.partition.attention import are_few, node_of, on_cpu
 from ladder.partition.native_parts import KINDS, axis_of, depth_of, length_of, operand
 from ladder.partition.subgraphs import call_of
 from ladder.runtime import native
 from ladder.runtime.build import Job
 from ladder.runtime.compile import target_of
-from ladder.runtime.model.attention import node_of
 from ladder.runtime.model.codes import by_torch
 from ladder.runtime.model.entry_calls import Operand, bind_entry, ready
 from ladder.runtime.model.plan import PlanStep

@@ -94,12 +94,16 @@ def described(
 
 @cache
 def _is_emitted(found: Described, gemm: Gemm, device: TileDevice) -> bool:
-    """Tell whether the kernel can be emitted: what must hold is known where it is."""
+    return can_be_emitted(lambda: found.emit(gemm, device, "kernel"))
+
+
+def can_be_emitted(emit: Callable[[], object]) -> bool:
+    """Tell whether a kernel can be emitted: what must hold is known where it is."""
     from ladder.lower.tvm_lock import tvm_lock
 
     try:
         with tvm_lock():
-            found.emit(gemm, device, "kernel")
+            emit()
     except (ScheduleError, ShapeError, DTypeError):
         return False
     return True
